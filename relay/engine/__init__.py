@@ -1,0 +1,1 @@
+"""Continuous batching over a runner: sequences, steps, sampling."""

@@ -1,0 +1,54 @@
+"""The bytes of a KV pool: a memfd that the root makes for one epoch of one worker, mapped by its owner and by whoever may push into it.
+
+A memfd has no name: it is gone with its last holder, whatever is killed. It is sealed against resizing (a peer's ftruncate would be our
+SIGBUS). A new one for each epoch makes a push of an old epoch land where nobody reads.
+"""
+
+import fcntl
+import mmap
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relay.kv.checksum import checksum
+from relay.kv.layout import KVLayout
+
+
+def create(name: str, size: int) -> int:
+    """A sealed memfd of `size` bytes; the caller owns the descriptor."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+class KVMemory:
+    """One mapping of one pool. Not unmapped before the process ends: views of it are alive everywhere."""
+
+    def __init__(self, layout: KVLayout, fd: int | None = None) -> None:
+        """Map `fd` (and close it), or private memory where there is none to share with."""
+        self.layout = layout
+        if fd is None:
+            self._map = mmap.mmap(-1, layout.pool_bytes)
+        else:
+            self._map = mmap.mmap(fd, layout.pool_bytes)
+            os.close(fd)
+        words = layout.page_bytes // 8
+        self.pages: NDArray[np.uint64] = np.frombuffer(self._map, dtype=np.uint64).reshape(layout.n_layers, 2, layout.n_blocks, words)
+
+    def populate(self) -> None:
+        """Touch every page now, so that the first requests don't pay for it."""
+        self._map.madvise(23)  # MADV_POPULATE_WRITE
+
+    def copy_layer(self, layer: int, blocks: NDArray[np.int32], target: "KVMemory", target_blocks: NDArray[np.int32]) -> None:
+        """Copy one layer of `blocks` into `target_blocks` of another pool, in order."""
+        source, sink = self.pages[layer], target.pages[layer]
+        for i, j in zip(blocks, target_blocks, strict=True):
+            sink[:, j] = source[:, i]
+
+    def checksums(self, blocks: NDArray[np.int32], layer: int | None = None) -> NDArray[np.uint64]:
+        """uint64 [n_layers, len(blocks)], or [len(blocks)] of one layer."""
+        if layer is not None:
+            return checksum(self.pages[layer][:, blocks].swapaxes(0, 1))
+        return np.stack([self.checksums(blocks, layer) for layer in range(self.layout.n_layers)])

@@ -1,0 +1,29 @@
+"""structlog for every process: one line an event, readable in a terminal, JSON otherwise; the worker's name on each line."""
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+
+def configure(worker: str, *, level: str = "info", terminal: bool | None = None) -> None:
+    """Set up structlog for this process. `terminal` None means: ask whether standard error is one."""
+    if terminal is None:
+        terminal = sys.stderr.isatty()
+    renderer: Any = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    processors: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if not terminal:
+        processors.append(structlog.processors.dict_tracebacks)
+    structlog.configure(
+        processors=[*processors, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(worker=worker)

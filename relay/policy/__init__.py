@@ -1,0 +1,1 @@
+"""Decisions without I/O: admission, placement, what goes into a step."""
