@@ -188,14 +188,14 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Prefilled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Prefill to decode: the leased blocks are written and the lease is over. Carries the first token a second time.
 
-    `checksums`: uint64 [n_layers, len(blocks)] little-endian, of each leased block's bytes (`relay.kv.checksum`).
+    `checksums`: uint64 [n_layers, len(blocks)] little-endian, of each leased block's bytes (`relay.kv.checksum`); empty where the blocks
+    were computed in place.
     """
 
     request_id: str
     attempt: int
     first: Row
     checksums: bytes
-    trail: Trail
 
 
 class Revoke(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -215,13 +215,16 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Decode to router: this attempt holds no place here any more, however it ended. `n_generated` feeds the estimate of lengths."""
+    """Prefill or decode to router: this attempt holds no place at `address` any more, however it ended.
+
+    `n_generated` of one that `finished` feeds the estimate of how long answers are.
+    """
 
     request_id: str
     attempt: int
-    decode: Address
-    n_generated: int
-    finished: bool
+    address: Address
+    n_generated: int = 0
+    finished: bool = False
 
 
 class Displaced(msgspec.Struct, frozen=True, kw_only=True, tag=True):

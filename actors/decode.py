@@ -1,0 +1,346 @@
+"""Decode: owns a KV pool, leases its blocks to prefill workers, and runs the batch: one Tokens frame a step and gateway.
+
+Receives Expect from the router, Prefilled and Returned from prefill workers, Cancel from gateways and the router, and the news of deaths;
+sends Placed, Tokens and Displaced to gateways, Prefill and Revoke to prefill workers, Declined and Left to the router. An attempt is leased
+(somebody else may write its blocks), revoking (given up, but its writer has not said that it stopped), running (in the engine) or dropping
+(the engine has been told). Leased blocks come back by Prefilled, Returned or the writer's Down, by nothing else. Ends with its worker.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+import trio
+from relay.runtime.node import Context
+
+from relay.clock import now_ns
+from relay.engine.engine import Drop, Join
+from relay.engine.host import EngineHost
+from relay.engine.report import Advance, StepReport
+from relay.engine.sequence import Sequence, SequenceId
+from relay.errors import LaneFull
+from relay.kv.book import BlockBook
+from relay.kv.memory import KVMemory
+from relay.ledger.spans import Span
+from relay.messages import (
+    Address,
+    Announced,
+    Cancel,
+    Declined,
+    DecodeInbox,
+    Displaced,
+    Down,
+    Expect,
+    Holding,
+    Key,
+    Left,
+    Placed,
+    Prefill,
+    Prefilled,
+    Returned,
+    Revoke,
+    Row,
+    Tokens,
+    Trail,
+    Up,
+)
+
+MAX_TOMBSTONES = 65536
+
+
+@dataclass(slots=True)
+class Entry:
+    """One attempt here. `first` is held back until the engine's first token joins it, so that the two travel in one row."""
+
+    expect: Expect
+    router: Address
+    prefill: Address
+    blocks: list[int]
+    state: Literal["leased", "revoking", "running", "dropping"] = "leased"
+    first: Row | None = None
+    sequence: Sequence | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.expect.admit.request_id, self.expect.admit.attempt
+
+
+class DecodeActor:
+    def __init__(self, context: Context, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str) -> None:
+        self._context, self._host, self._book, self._memory, self._worker = context, host, book, memory, worker
+        self._entries: dict[Key, Entry] = {}
+        self._attempts: dict[str, int] = {}  # the newest attempt held of each request
+        self._tombstones: OrderedDict[Key, None] = OrderedDict()
+        self._running: dict[SequenceId, Entry] = {}
+        self._unsent: dict[Address, list[tuple[Row, Trail]]] = {}
+        self._wake_outbox = trio.Event()
+        host.subscribe(self._on_report)
+
+    async def run(self) -> None:
+        """Serve until the worker ends."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_late)
+            async for message in self._context.inbox:
+                self._on(message)  # type: ignore[arg-type]
+            nursery.cancel_scope.cancel()
+
+    def _on(self, message: DecodeInbox) -> None:
+        match message:
+            case Up():
+                if message.address.actor.startswith("router/"):
+                    self._announce(message.address)
+            case Expect():
+                self._on_expect(message)
+            case Prefilled():
+                self._on_prefilled(message)
+            case Returned():
+                self._on_returned(message)
+            case Cancel():
+                self._on_cancel(message)
+            case Down():
+                self._on_down(message.address)
+            case _:
+                assert_never(message)
+
+    def _announce(self, router: Address) -> None:
+        """A new router learns from us what its predecessor knew; from now on our places are its."""
+        holdings = []
+        for key, entry in self._entries.items():
+            entry.router = router
+            holdings.append(Holding(*key, entry.expect.admit.gateway, entry.prefill, len(entry.blocks)))
+        layout = self._memory.layout
+        self._context.post(
+            router,
+            Announced(
+                address=self._context.address,
+                role="decode",
+                worker=self._worker,
+                n_blocks=layout.n_blocks,
+                block_tokens=layout.block_tokens,
+                max_running=self._host.max_running,
+                holdings=tuple(holdings),
+            ),
+        )
+
+    def _on_expect(self, message: Expect) -> None:
+        admit, received = message.admit, now_ns()
+        key = admit.request_id, admit.attempt
+        entry = self._entries.get(key)
+        if entry is not None:  # a router that came after the one that placed it here
+            entry.router = message.router
+            self._context.post(admit.gateway, Placed(request_id=key[0], attempt=key[1], decode=self._context.address))
+            return
+        newest = self._attempts.get(admit.request_id, 0)
+        if key in self._tombstones or newest > admit.attempt:
+            self._leave(message.router, key, 0, finished=False)
+            return
+        if newest:
+            self._cancel(self._entries[admit.request_id, newest])
+        blocks = self._book.lease(self._memory.layout.blocks_for(len(admit.tokens)))
+        if blocks is None:
+            free = self._book.n_free()
+            self._context.post(
+                message.router, Declined(request_id=key[0], attempt=key[1], decode=self._context.address, n_free_blocks=free)
+            )
+            return
+        self._entries[key] = Entry(message, message.router, message.prefill, blocks)
+        self._attempts[admit.request_id] = admit.attempt
+        self._context.monitor(admit.gateway)
+        self._context.monitor(message.prefill)
+        self._context.post(admit.gateway, Placed(request_id=key[0], attempt=key[1], decode=self._context.address))
+        self._context.post(
+            message.prefill,
+            Prefill(
+                request_id=key[0],
+                attempt=key[1],
+                tokens=admit.tokens,
+                n_prompt=admit.n_prompt,
+                sampling=admit.sampling,
+                stopping=admit.stopping,
+                gateway=admit.gateway,
+                decode=self._context.address,
+                blocks=tuple(blocks),
+                salt=admit.salt,
+                priority=admit.priority,
+                deadline_ns=admit.deadline_ns,
+                prompt_logprobs=admit.prompt_logprobs,
+                trail=(*message.trail, (Span.HOP, received), (Span.KV_LEASE_WAIT, now_ns())),
+            ),
+        )
+
+    def _on_prefilled(self, message: Prefilled) -> None:
+        entry = self._entries.get((message.request_id, message.attempt))
+        if entry is None:
+            return
+        if entry.state == "revoking":
+            self._drop(entry)
+            return
+        if entry.state != "leased":
+            return  # said twice
+        first, trail = message.first, (*message.first.trail, (Span.HOP, now_ns()))
+        entry.first = Row(
+            first.request_id, first.attempt, first.first, first.ids, (), first.finish, first.logprobs, first.n_cached, first.prompt_logprobs
+        )
+        if first.finish:
+            self._send({entry.expect.admit.gateway: [(_with_trail(entry.first, trail), ())]})
+            self._drop(entry, n_generated=first.first + 1, finished=True)
+            return
+        self._book.adopt(entry.blocks)
+        admit = entry.expect.admit
+        entry.state = "running"
+        entry.sequence = Sequence(
+            id=self._host.next_id(),
+            side="decode",
+            request_id=admit.request_id,
+            attempt=admit.attempt,
+            tokens=[*admit.tokens, *first.ids],
+            n_prompt=admit.n_prompt,
+            sampling=admit.sampling,
+            stopping=admit.stopping,
+            blocks=list(entry.blocks),
+            n_computed=len(admit.tokens),
+            trail=list(trail),
+        )
+        self._running[entry.sequence.id] = entry
+        self._host.submit(Join(entry.sequence, message.checksums, len(entry.blocks) if message.checksums else 0))
+
+    def _on_returned(self, message: Returned) -> None:
+        entry = self._entries.get((message.request_id, message.attempt))
+        if entry is None or entry.state not in ("leased", "revoking"):
+            return
+        if entry.state == "leased":
+            self._displace(entry, message.reason or "the prefill worker gave the lease back")
+        self._drop(entry)
+
+    def _on_cancel(self, message: Cancel) -> None:
+        entry = self._entries.get((message.request_id, message.attempt))
+        if entry is not None:
+            self._cancel(entry)
+            return
+        self._tombstones[message.request_id, message.attempt] = None
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
+
+    def _cancel(self, entry: Entry) -> None:
+        if entry.state == "leased":
+            entry.state = "revoking"
+            self._book.quarantine(entry.blocks)
+            self._context.post(
+                entry.prefill,
+                Revoke(request_id=entry.key[0], attempt=entry.key[1], decode=self._context.address),
+            )
+        elif entry.state == "running":
+            entry.state = "dropping"
+            assert entry.sequence is not None
+            self._host.submit(Drop(entry.sequence.id))
+
+    def _on_down(self, address: Address) -> None:
+        """A dead prefill worker writes no more: its leases end. A dead gateway's requests have nobody left."""
+        for entry in list(self._entries.values()):
+            if entry.expect.admit.gateway == address:
+                self._cancel(entry)
+            if entry.prefill == address and entry.state in ("leased", "revoking"):
+                if entry.state == "leased":
+                    self._displace(entry, f"{address} died while it computed the prompt", (address,))
+                self._drop(entry)
+        self._unsent.pop(address, None)
+
+    def _on_report(self, report: StepReport) -> None:
+        rows: dict[Address, list[tuple[Row, Trail]]] = {}
+        for advance in report.advances:
+            entry = self._running.get(advance.sequence.id)
+            if entry is None:
+                continue
+            if entry.state == "running":
+                rows.setdefault(entry.expect.admit.gateway, []).append((self._row(entry, advance), report.trail))
+            if advance.finish is not None:
+                finished = entry.state == "running"
+                self._drop(entry, n_generated=advance.sequence.n_generated, finished=finished)
+        for sequence, reason in report.refused:
+            entry = self._running.get(sequence.id)
+            if entry is not None:
+                if entry.state == "running":
+                    self._displace(entry, reason)
+                self._drop(entry)
+        for sequence in report.gone:
+            entry = self._running.get(sequence.id)
+            if entry is not None:
+                self._drop(entry, n_generated=sequence.n_generated)
+        if rows:
+            self._send(rows)
+
+    def _row(self, entry: Entry, advance: Advance) -> Row:
+        first, logprobs = entry.first, (advance.logprobs,) if advance.logprobs is not None else ()
+        key, finish = entry.key, advance.finish or ""
+        if first is None:
+            return Row(*key, advance.index, (advance.token,), advance.trail, finish, logprobs)
+        entry.first = None
+        return Row(
+            *key,
+            first.first,
+            (*first.ids, advance.token),
+            advance.trail,
+            finish,
+            (*first.logprobs, *logprobs),
+            first.n_cached,
+            first.prompt_logprobs,
+        )
+
+    def _send(self, rows: dict[Address, list[tuple[Row, Trail]]]) -> None:
+        """One frame per gateway; without credit the rows wait and merge with later ones."""
+        for gateway, some in rows.items():
+            waiting = self._unsent.get(gateway)
+            if waiting is not None:
+                waiting += some
+                continue
+            try:
+                self._context.post(gateway, self._frame(some))
+            except LaneFull:
+                self._unsent[gateway] = some
+                self._wake_outbox.set()
+
+    def _frame(self, rows: list[tuple[Row, Trail]]) -> Tokens:
+        trails = [trail for _, trail in rows]
+        if trails.count(trails[0]) == len(trails):
+            return Tokens(source=self._context.address, rows=tuple(row for row, _ in rows), trail=trails[0])
+        merged = tuple(_with_trail(row, row.trail + trail) for row, trail in rows)
+        return Tokens(source=self._context.address, rows=merged)
+
+    async def _send_late(self) -> None:
+        """Rows that found no credit go as soon as there is some. Waits for one gateway at a time: each has its own lane."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._wake_outbox.wait()
+                self._wake_outbox = trio.Event()
+                for gateway in list(self._unsent):
+                    nursery.start_soon(self._send_when_free, gateway)
+
+    async def _send_when_free(self, gateway: Address) -> None:
+        await self._context.wait_for_credit(gateway)
+        rows = self._unsent.pop(gateway, None)
+        if rows:
+            self._send({gateway: rows})
+
+    def _displace(self, entry: Entry, reason: str, dead: tuple[Address, ...] = ()) -> None:
+        self._context.post(entry.expect.admit.gateway, Displaced(request_id=entry.key[0], attempt=entry.key[1], reason=reason, dead=dead))
+
+    def _drop(self, entry: Entry, *, n_generated: int = 0, finished: bool = False) -> None:
+        """Nobody reads or writes its blocks any more: they are free, and so is its place."""
+        del self._entries[entry.key]
+        if self._attempts.get(entry.key[0]) == entry.key[1]:
+            del self._attempts[entry.key[0]]
+        if entry.sequence is not None:
+            del self._running[entry.sequence.id]
+            self._book.free(entry.sequence.blocks)
+        else:
+            self._book.free(entry.blocks)
+        self._leave(entry.router, entry.key, n_generated, finished=finished)
+
+    def _leave(self, router: Address, key: Key, n_generated: int, *, finished: bool) -> None:
+        self._context.post(
+            router, Left(request_id=key[0], attempt=key[1], address=self._context.address, n_generated=n_generated, finished=finished)
+        )
+
+
+def _with_trail(row: Row, trail: Trail) -> Row:
+    return Row(row.request_id, row.attempt, row.first, row.ids, trail, row.finish, row.logprobs, row.n_cached, row.prompt_logprobs)

@@ -1,0 +1,277 @@
+"""Gateway: the one owner of each request's fate, from submission to its one ending.
+
+Owns the flights: prompt, parameters, attempt number and the journal of token ids. Receives Placed, Tokens, Refused and Displaced, and the
+news of deaths; sends Admit to the router and Cancel to the decode worker (to the router until the request is placed). All deaths take one
+road: the next attempt, with the tokens so far. Mail of an attempt that is not the present one is answered with Cancel, which cleans up
+what a death left behind. HTTP tasks call `submit`, wait on the flight, and call `close`. Ends with its worker.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import structlog
+import trio
+
+from relay import errors
+from relay.clock import now_ns
+from relay.errors import LaneFull, Overloaded, RequestError, Unavailable
+from relay.ledger.ledger import Ledger
+from relay.ledger.spans import Span
+from relay.messages import (
+    Address,
+    Admit,
+    Cancel,
+    Displaced,
+    Down,
+    FinishReason,
+    GatewayInbox,
+    Logprobs,
+    Placed,
+    Refused,
+    Row,
+    Sampling,
+    Stopping,
+    Tokens,
+    Up,
+)
+from relay.runtime.node import Context
+
+log = structlog.get_logger()
+
+_REFUSALS = {
+    error.code: error
+    for error in (errors.ContextTooLong, errors.Overloaded, errors.DeadlineExceeded, errors.InvalidRequest, errors.Draining)
+}
+
+
+class Bell:
+    """Rings when any of the flights that share it has news."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Return once it has rung since the last return."""
+        await self._event.wait()
+        self._event = trio.Event()
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One sequence on its way: what a client asked for (one choice of it) and what has come of it.
+
+    ids, logprobs: the journal, by index. finish or error is set exactly once; then nothing more comes.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    stopping: Stopping
+    ledger: Ledger
+    bell: Bell
+    salt: str = ""
+    priority: int = 0
+    deadline_ns: int = 0
+    prompt_logprobs: int = -1
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    scores: tuple[Logprobs, ...] = ()
+    n_cached: int = 0
+    finish: FinishReason | None = None
+    error: RequestError | None = None
+    attempt: int = 1
+    failures: int = 0  # attempts in a row that gained no token
+    decode: Address | None = None
+    dead: tuple[Address, ...] = ()
+    token_ns: list[int] = field(default_factory=list)  # when each token came, for inter-token latency
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+
+class GatewayActor:
+    def __init__(self, context: Context, *, max_attempts: int, on_event: Callable[[str], None]) -> None:
+        """`on_event` counts what happens: admitted, retried, stale mail, violation (a token came twice and differed, or one is missing)."""
+        self._context, self._max_attempts, self._on_event = context, max_attempts, on_event
+        self._flights: dict[str, Flight] = {}
+        self._router: Address | None = None
+
+    async def run(self) -> None:
+        """Serve until the worker ends; whatever still flies then ends in a typed error."""
+        try:
+            async for message in self._context.inbox:
+                self._on(message)  # type: ignore[arg-type]
+        finally:
+            for flight in list(self._flights.values()):
+                self._end(flight, error=Unavailable("the gateway stopped; try again"))
+
+    @property
+    def n_flights(self) -> int:
+        return len(self._flights)
+
+    def submit(self, flight: Flight) -> None:
+        """Start it."""
+        self._flights[flight.request_id] = flight
+        self._admit(flight)
+
+    def close(self, flight: Flight, reason: str) -> None:
+        """Nobody wants more of it (a stop string, a client that left, a deadline): stop it wherever it is. Idempotent."""
+        if self._flights.pop(flight.request_id, None) is None:
+            return
+        if not flight.ended:
+            self._cancel(flight, reason)
+
+    def _cancel(self, flight: Flight, reason: str) -> None:
+        to = flight.decode or self._router
+        if to is not None:
+            self._context.post(to, Cancel(request_id=flight.request_id, attempt=flight.attempt, reason=reason))
+
+    def _admit(self, flight: Flight) -> None:
+        """Without a router it waits for one to come up."""
+        self._on_event("admitted" if flight.attempt == 1 else "retried")
+        if self._router is None:
+            return
+        try:
+            self._context.post(self._router, self._admission(flight))
+        except LaneFull:
+            self._end(flight, error=Overloaded("the router is behind; try again later", retry_after_s=1.0))
+
+    def _admission(self, flight: Flight) -> Admit:
+        return Admit(
+            request_id=flight.request_id,
+            attempt=flight.attempt,
+            tokens=(*flight.prompt, *flight.ids),
+            n_prompt=len(flight.prompt),
+            sampling=flight.sampling,
+            stopping=flight.stopping,
+            gateway=self._context.address,
+            salt=flight.salt,
+            priority=flight.priority,
+            deadline_ns=flight.deadline_ns,
+            prompt_logprobs=flight.prompt_logprobs if not flight.ids else -1,
+            dead=flight.dead,
+            trail=((Span.GATEWAY_QUEUE, now_ns()),),
+        )
+
+    def _on(self, message: GatewayInbox) -> None:
+        match message:
+            case Up():
+                self._on_up(message.address)
+            case Placed():
+                self._on_placed(message)
+            case Tokens():
+                self._on_tokens(message)
+            case Refused():
+                self._on_refused(message)
+            case Displaced():
+                self._on_displaced(message)
+            case Down():
+                self._on_down(message.address)
+            case _:
+                assert_never(message)
+
+    def _on_up(self, address: Address) -> None:
+        if not address.actor.startswith("router/"):
+            return
+        self._router = address
+        self._context.monitor(address)
+        for flight in list(self._flights.values()):
+            if flight.decode is None:
+                self._admit(flight)
+
+    def _on_placed(self, message: Placed) -> None:
+        flight = self._current(message.request_id, message.attempt)
+        if flight is None or flight.decode not in (None, message.decode):
+            self._refuse_mail(message.decode, message.request_id, message.attempt)
+            return
+        flight.decode = message.decode
+        self._context.monitor(message.decode)
+
+    def _on_tokens(self, message: Tokens) -> None:
+        now = now_ns()
+        for row in message.rows:
+            flight = self._current(row.request_id, row.attempt)
+            if flight is None:
+                if not message.source.actor.startswith("prefill/"):
+                    self._refuse_mail(message.source, row.request_id, row.attempt)
+                continue
+            ledger = flight.ledger
+            ledger.fold(row.trail)
+            ledger.fold(message.trail)
+            ledger.fold(((Span.HOP, now),))
+            self._take(flight, row, now)
+
+    def _take(self, flight: Flight, row: Row, now: int) -> None:
+        """Tokens are indexed: the next ones are taken, those already here are dropped (and compared)."""
+        known = len(flight.ids)
+        if row.first > known:
+            log.error("tokens are missing", request_id=flight.request_id, attempt=row.attempt, first=row.first, expected=known)
+            self._on_event("violation")
+            return
+        overlap = known - row.first
+        if tuple(flight.ids[row.first :][: len(row.ids)]) != row.ids[:overlap]:
+            log.error("a token came twice and differed", request_id=flight.request_id, attempt=row.attempt, first=row.first)
+            self._on_event("violation")
+        fresh = row.ids[overlap:]
+        if fresh:
+            flight.ids += fresh
+            flight.logprobs += row.logprobs[overlap:]
+            flight.token_ns += [now] * len(fresh)
+            flight.failures = 0
+        if row.prompt_logprobs and not flight.scores:
+            flight.scores = row.prompt_logprobs
+        flight.n_cached = max(flight.n_cached, row.n_cached)
+        if row.finish:
+            self._flights.pop(flight.request_id, None)
+            flight.finish = row.finish
+        flight.bell.ring()
+
+    def _on_refused(self, message: Refused) -> None:
+        flight = self._current(message.request_id, message.attempt)
+        if flight is not None:
+            kind = _REFUSALS.get(message.code, Unavailable)
+            self._end(flight, error=kind(message.message, retry_after_s=message.retry_after_s))
+
+    def _on_displaced(self, message: Displaced) -> None:
+        flight = self._current(message.request_id, message.attempt)
+        if flight is not None:
+            self._retry(flight, message.reason, message.dead)
+
+    def _on_down(self, address: Address) -> None:
+        """A dead router: what is placed goes on, the rest waits for the next one. A dead decode worker: try again elsewhere."""
+        if address == self._router:
+            self._router = None
+        for flight in list(self._flights.values()):
+            if flight.decode == address:
+                self._retry(flight, f"{address} died", (address,))
+
+    def _retry(self, flight: Flight, reason: str, dead: tuple[Address, ...]) -> None:
+        flight.ledger.close(Span.RETRY_WASTED, max(now_ns(), flight.ledger.cursor_ns))
+        flight.failures += 1
+        flight.dead = tuple(dict.fromkeys(flight.dead + dead))
+        log.warning("attempt lost", request_id=flight.request_id, attempt=flight.attempt, reason=reason, tokens=len(flight.ids))
+        if flight.failures >= self._max_attempts:
+            text = f"{flight.failures} attempts in a row failed; the last: {reason}. Try again later"
+            self._end(flight, error=Unavailable(text, retry_after_s=5.0))
+            return
+        flight.attempt, flight.decode = flight.attempt + 1, None
+        self._admit(flight)
+
+    def _end(self, flight: Flight, *, error: RequestError) -> None:
+        self._flights.pop(flight.request_id, None)
+        flight.error = error
+        flight.bell.ring()
+
+    def _current(self, request_id: str, attempt: int) -> Flight | None:
+        flight = self._flights.get(request_id)
+        return flight if flight is not None and flight.attempt == attempt else None
+
+    def _refuse_mail(self, sender: Address, request_id: str, attempt: int) -> None:
+        """Mail of an attempt that nobody waits for: its sender is told to stop."""
+        self._on_event("stale")
+        self._context.post(sender, Cancel(request_id=request_id, attempt=attempt, reason="not the present attempt"))

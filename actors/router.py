@@ -1,0 +1,257 @@
+"""Router: admits each attempt, or refuses it, and places it on a decode and a prefill worker. Tokens never pass here.
+
+Receives Admit and Cancel from gateways, Announced, Declined and Left from workers, and the news of deaths; sends Expect and Cancel to
+decode workers, Refused and Displaced to gateways. Holds nothing that its successor cannot rebuild: gateways send their unplaced Admits
+again, workers announce what they hold. A Cancel for a placed attempt follows its Expect on the same road, so cannot overtake it. An Expect
+in flight to a worker that dies is nobody's but ours to report, so every place is watched until the decode worker says Left. Ends with its
+worker.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import assert_never
+
+import structlog
+import trio
+from relay.runtime.node import Context
+
+from relay.clock import now_ns
+from relay.config import RouterConfig
+from relay.errors import ContextTooLong, DeadlineExceeded, Overloaded, RequestError
+from relay.ledger.spans import Span
+from relay.messages import (
+    Address,
+    Admit,
+    Announced,
+    Cancel,
+    Declined,
+    Displaced,
+    Down,
+    Expect,
+    Key,
+    Left,
+    Refused,
+    RouterInbox,
+    Up,
+)
+from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, choose_decode, choose_prefill
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an attempt is. `admit` None: known from an announcement only."""
+
+    gateway: Address
+    decode: Address
+    prefill: Address | None
+    admit: Admit | None
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    admit: Admit
+    received_ns: int
+
+
+class RouterActor:
+    def __init__(self, context: Context, config: RouterConfig) -> None:
+        self._context, self._config = context, config
+        self._prefill: dict[Address, WorkerLoad] = {}
+        self._decode: dict[Address, WorkerLoad] = {}
+        self._places: dict[Key, Place] = {}
+        self._queue: OrderedDict[Key, Queued] = OrderedDict()
+        self._lengths = AnswerLengths(config.expected_tokens)
+        self._turn = 0
+        self._dead: dict[Address, None] = {}
+
+    async def run(self) -> None:
+        """Serve until the worker ends."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._expire)
+            async for message in self._context.inbox:
+                self._on(message)  # type: ignore[arg-type]
+            nursery.cancel_scope.cancel()
+
+    def ready(self) -> bool:
+        """Whether a request would be placed."""
+        return bool(self._prefill and self._decode)
+
+    @property
+    def n_queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def n_placed(self) -> int:
+        return len(self._places)
+
+    def _on(self, message: RouterInbox) -> None:
+        match message:
+            case Up():
+                pass  # workers announce themselves
+            case Announced():
+                self._on_announced(message)
+            case Admit():
+                self._on_admit(message)
+            case Declined():
+                self._on_declined(message)
+            case Left():
+                self._on_left(message)
+            case Cancel():
+                self._on_cancel(message)
+            case Down():
+                self._on_down(message.address)
+            case _:
+                assert_never(message)
+
+    def _on_announced(self, message: Announced) -> None:
+        if message.address in self._dead:
+            return
+        worker = WorkerLoad(message.address, message.worker, message.n_blocks, message.block_tokens, message.max_running)
+        workers = self._prefill if message.role == "prefill" else self._decode
+        workers[message.address] = worker
+        self._context.monitor(message.address)
+        for holding in message.holdings:
+            key = holding.request_id, holding.attempt
+            worker.place(key, holding.n_blocks)
+            self._places[key] = Place(holding.gateway, message.address, holding.prefill, None)
+            self._queue.pop(key, None)
+        self._place_queued()
+
+    def _on_admit(self, message: Admit) -> None:
+        key = message.request_id, message.attempt
+        if key in self._places or key in self._queue:
+            return  # a gateway that repeats itself after our predecessor's death
+        for address in message.dead:
+            self._forget_worker(address)
+        if len(self._queue) >= self._config.max_queue:
+            self._refuse(message, Overloaded(f"{len(self._queue)} requests are waiting already; try again later", retry_after_s=1.0))
+            return
+        self._queue[key] = Queued(message, now_ns())
+        if message.attempt > 1:
+            self._queue.move_to_end(key, last=False)  # it has waited once
+        self._place_queued()
+
+    def _place_queued(self) -> None:
+        """First come, first served: who does not fit is not overtaken for ever."""
+        while self._queue and self._place(next(iter(self._queue.values()))):
+            self._queue.popitem(last=False)
+
+    def _place(self, queued: Queued) -> bool:
+        """Whether it need not wait any longer: it is placed, or can never be."""
+        admit = queued.admit
+        if not (self._prefill and self._decode):
+            return False
+        started, turn = now_ns(), self._turn if self._config.placement == "round_robin" else None
+        n_tokens, max_more = len(admit.tokens), admit.stopping.max_tokens - (len(admit.tokens) - admit.n_prompt)
+        for workers, more, what in ((self._decode, max_more, "prompt and max_tokens"), (self._prefill, 0, "the prompt")):
+            if not can_ever_fit(n_tokens, more, workers.values()):
+                room = max(worker.n_blocks * worker.block_tokens for worker in workers.values())
+                text = f"{what} need {n_tokens + more} tokens of KV memory; the largest pool holds {room}: ask for less"
+                self._refuse(admit, ContextTooLong(text, param="max_tokens"))
+                return True
+        prefill = choose_prefill(self._prefill, turn)
+        n_blocks = blocks_wanted(n_tokens, max_more, self._lengths.p90(), self._config.kv_overcommit, prefill.block_tokens)
+        decode = choose_decode(self._decode, n_blocks, turn)
+        if decode is None:
+            return False
+        self._turn += 1
+        key = admit.request_id, admit.attempt
+        prefill.place(key, n_tokens)
+        decode.place(key, n_blocks)
+        self._places[key] = Place(admit.gateway, decode.address, prefill.address, admit)
+        self._context.monitor(admit.gateway)
+        trail = (*admit.trail, (Span.HOP, queued.received_ns), (Span.PREFILL_QUEUE_CAPACITY, started), (Span.ROUTE_DECIDE, now_ns()))
+        self._context.post(decode.address, Expect(admit=admit, prefill=prefill.address, router=self._context.address, trail=trail))
+        log.debug("placed", request_id=key[0], attempt=key[1], prefill=str(prefill.address), decode=str(decode.address))
+        return True
+
+    def _on_declined(self, message: Declined) -> None:
+        """We thought there was room (a new router knows less than the pool): it goes first when there is."""
+        key = message.request_id, message.attempt
+        place = self._forget(key)
+        if place is None or place.admit is None:
+            return
+        decode = self._decode.get(message.decode)
+        if decode is not None:
+            decode.withheld = max(0, decode.n_blocks - message.n_free_blocks - decode.load)
+        self._queue[key] = Queued(place.admit, now_ns())
+        self._queue.move_to_end(key, last=False)
+
+    def _on_left(self, message: Left) -> None:
+        key = message.request_id, message.attempt
+        if message.address in self._prefill:
+            self._prefill[message.address].leave(key)
+            return
+        place = self._places.get(key)
+        if place is not None and place.decode == message.address:
+            self._forget(key)
+        if message.address in self._decode:
+            self._decode[message.address].withheld = 0
+        if message.finished:
+            self._lengths.saw(message.n_generated)
+        self._place_queued()
+
+    def _on_cancel(self, message: Cancel) -> None:
+        key = message.request_id, message.attempt
+        if self._queue.pop(key, None) is not None:
+            self._place_queued()
+            return
+        place = self._places.get(key)
+        if place is not None:
+            self._context.post(place.decode, message)
+
+    def _on_down(self, address: Address) -> None:
+        self._dead[address] = None
+        self._forget_worker(address)
+        for key, queued in list(self._queue.items()):
+            if queued.admit.gateway == address:
+                del self._queue[key]
+        for key, place in list(self._places.items()):
+            if place.decode == address:
+                self._forget(key)
+                self._context.post(place.gateway, Displaced(request_id=key[0], attempt=key[1], reason=f"{address} died", dead=(address,)))
+        self._place_queued()
+
+    def _forget_worker(self, address: Address) -> None:
+        self._prefill.pop(address, None)
+        self._decode.pop(address, None)
+
+    def _forget(self, key: Key) -> Place | None:
+        place = self._places.pop(key, None)
+        if place is not None:
+            for load in (self._decode.get(place.decode), self._prefill.get(place.prefill) if place.prefill else None):
+                if load is not None:
+                    load.leave(key)
+        return place
+
+    def _refuse(self, admit: Admit, error: RequestError) -> None:
+        self._context.post(
+            admit.gateway,
+            Refused(
+                request_id=admit.request_id,
+                attempt=admit.attempt,
+                code=error.code,
+                message=error.message,
+                retry_after_s=error.retry_after_s,
+            ),
+        )
+
+    async def _expire(self) -> None:
+        """What no message brings: waits that were too long, deadlines, room that came back unseen."""
+        while True:
+            await self._context.sleep(0.25)
+            for worker in self._decode.values():
+                worker.withheld = 0
+            self._place_queued()
+            now = now_ns()
+            limit = now - int(self._config.queue_timeout_s * 1e9)
+            for key, queued in list(self._queue.items()):
+                if queued.received_ns < limit:
+                    del self._queue[key]
+                    text = f"no worker had a place for {self._config.queue_timeout_s:g} s; try again later"
+                    self._refuse(queued.admit, Overloaded(text, retry_after_s=5.0))
+                elif queued.admit.deadline_ns and queued.admit.deadline_ns < now:
+                    del self._queue[key]
+                    self._refuse(queued.admit, DeadlineExceeded("the request's time ran out while it waited for a place"))

@@ -1,0 +1,336 @@
+"""Continuous batching over one runner and one pool: what both prefill and decode workers are. Synchronous; lives on the compute thread.
+
+In: jobs (Add a sequence to compute, Join one whose KV has arrived, Drop one). Out: one StepReport a step. `step(jobs)` takes the jobs,
+makes room (growth, preemption), computes one batch of chunks and decode rows, draws, and says what happened. It never waits.
+
+Out of blocks, the youngest decode sequence is preempted: its blocks go back at once, and it waits in front of all prompts to be computed
+again from its tokens. What a preempted sequence needs stays reserved, so that new leases cannot starve it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from relay.clock import now_ns
+from relay.engine.keyed_random import uniform
+from relay.engine.report import Advance, StepReport
+from relay.engine.runner import Batch, Draw, Push, Runner, StepResult
+from relay.engine.sequence import Sequence, SequenceId
+from relay.kv.book import BlockBook
+from relay.ledger.spans import Span
+from relay.messages import Trail
+from relay.policy.batching import StepClock, plan_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Compute this sequence from `n_computed` on; its blocks hold all its tokens (a preempted one has none yet)."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Decode this sequence, whose blocks somebody else wrote. checksums: uint64 [n_layers, n], of its last n blocks before growth."""
+
+    sequence: Sequence
+    checksums: bytes
+    n_checked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget it, if it is here."""
+
+    id: SequenceId
+
+
+Job = Add | Join | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one sequence in a batch."""
+
+    sequence: Sequence
+    n_rows: int
+    draws: bool  # whether the last row's next token is wanted
+
+
+class Engine:
+    """`floor_ns(n_rows, n_kv_tokens)` is the least time this machine can take for a step (`relay.engine.roofline`)."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        book: BlockBook,
+        clock: StepClock,
+        *,
+        max_running: int,
+        max_chunk_tokens: int,
+        floor_ns: Callable[[int, int], int],
+    ) -> None:
+        self._runner, self._book, self._clock = runner, book, clock
+        self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
+        self._block_tokens = runner.layout.block_tokens
+        self._running: dict[SequenceId, Sequence] = {}
+        self._waiting: dict[SequenceId, Sequence] = {}
+        self.on_logits: Callable[[Sequence, int, np.ndarray], None] | None = None  # tests look at every row of logits
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    def step(self, jobs: list[Job]) -> tuple[StepReport, bool]:
+        """One turn; the bool says whether there is more to compute."""
+        began = now_ns()
+        report = StepReport(began_ns=began)
+        for job in jobs:
+            self._take(job, report)
+        self._grow(report)
+        parts = self._choose()
+        if parts:
+            self._compute(parts, report)
+        report.ended_ns = now_ns()
+        return report, bool(self._running or self._waiting)
+
+    def _take(self, job: Job, report: StepReport) -> None:
+        match job:
+            case Add(sequence):
+                self._waiting[sequence.id] = sequence
+            case Join(sequence, checksums, n_checked):
+                damaged = self._verify(sequence, checksums, n_checked)
+                if damaged:
+                    report.refused.append((sequence, damaged))
+                else:
+                    sequence.trail.append((Span.KV_VERIFY, now_ns()))
+                    self._running[sequence.id] = sequence
+            case Drop(id):
+                sequence = self._running.pop(id, None) or self._waiting.pop(id, None)
+                if sequence is not None:
+                    report.gone.append(sequence)
+                    self._reserve()
+
+    def _verify(self, sequence: Sequence, checksums: bytes, n_checked: int) -> str:
+        """Empty if the pool holds what the pusher sent, else which layer does not."""
+        if n_checked == 0:
+            return ""
+        n = self._runner.layout.blocks_for(sequence.n_computed)
+        blocks = np.asarray(sequence.blocks[n - n_checked : n], dtype=np.int32)
+        sent = np.frombuffer(checksums, dtype=np.uint64).reshape(self._runner.layout.n_layers, n_checked)
+        differs = self._runner.memory.checksums(blocks) != sent
+        if not differs.any():
+            return ""
+        layer, block = (int(x[0]) for x in np.nonzero(differs))
+        return f"the checksum of layer {layer}, block {block} of {n_checked} differs"
+
+    def _grow(self, report: StepReport) -> None:
+        """See that every running sequence has a block for the token this step computes; preempt from the youngest on."""
+        for sequence in list(self._running.values()):
+            while sequence.id in self._running and len(sequence.tokens) > len(sequence.blocks) * self._block_tokens:
+                more = self._book.allocate(1)
+                if more is not None:
+                    sequence.blocks += more
+                else:
+                    self._preempt(next(reversed(self._running.values())))
+                    report.n_preempted += 1
+        for sequence in list(self._waiting.values()):
+            if sequence.blocks or not sequence.preempted:
+                continue
+            blocks = self._book.allocate(self._runner.layout.blocks_for(len(sequence.tokens) + 1))
+            if blocks is None:
+                break
+            sequence.blocks = blocks
+        self._reserve()
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.pop(sequence.id)
+        self._book.free(sequence.blocks)
+        sequence.blocks, sequence.n_computed, sequence.preempted = [], 0, True
+        sequence.trail.append((Span.DECODE_HOST, now_ns()))
+        self._waiting = {sequence.id: sequence, **self._waiting}
+
+    def _reserve(self) -> None:
+        needed = sum(
+            self._runner.layout.blocks_for(len(sequence.tokens) + 1)
+            for sequence in self._waiting.values()
+            if sequence.preempted and not sequence.blocks
+        )
+        self._book.reserve(needed)
+
+    def _choose(self) -> list[_Part]:
+        """Every running sequence's next token, then chunks of what waits and has blocks."""
+        running = [_Part(sequence, 1, True) for sequence in list(self._running.values())[: self._max_running]]
+        ready = [sequence for sequence in self._waiting.values() if sequence.blocks]
+        chunks = plan_chunks(
+            (len(sequence.tokens) - sequence.n_computed for sequence in ready),
+            len(running),
+            self._clock.budget_rows(),
+            self._runner.tile_rows,
+            self._max_chunk_tokens,
+        )
+        for index, n_tokens in chunks:
+            sequence = ready[index]
+            running.append(_Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
+        return running
+
+    def _compute(self, parts: list[_Part], report: StepReport) -> None:
+        batch, scored = self._batch(parts)
+        for part in parts:
+            if part.sequence.id in self._waiting:
+                report.n_prefill_tokens += part.n_rows
+                self._waited(part.sequence, report.began_ns)
+            else:
+                report.n_decode_rows += 1
+                if part.sequence.trail:
+                    part.sequence.trail.append((Span.DECODE_QUEUE, report.began_ns))
+        started = now_ns()
+        result = self._runner.step(batch)
+        computed = now_ns()
+        n_rows = len(batch.tokens)
+        self._clock.ran(n_rows, (computed - started) / 1e6)
+        report.push_ns = result.push_ns
+        floor = started + self._floor_ns(n_rows, int(batch.positions.sum()) + n_rows)
+        self._advance(parts, result, scored, report, started, floor, computed)
+
+    def _waited(self, sequence: Sequence, began: int) -> None:
+        """The time up to its first chunk was spent behind others; between chunks, interleaved with them; preempted, as that."""
+        if sequence.preempted:
+            sequence.trail.append((Span.DECODE_PREEMPTED, began))
+        elif sequence.n_pushed == 0 and not sequence.scores and sequence.trail[-1][0] != Span.PREFILL_HOST:
+            sequence.trail.append((Span.PREFILL_QUEUE_BEHIND_PREFILL, began))
+        else:
+            sequence.trail.append((Span.PREFILL_INTERLEAVE, began))
+
+    def _batch(self, parts: list[_Part]) -> tuple[Batch, list[tuple[Sequence, bool]]]:
+        """Flat arrays of the parts; and for each logit row its sequence, and whether it draws (else it scores a prompt token)."""
+        n_rows = sum(part.n_rows for part in parts)
+        tokens, positions, owner = (np.empty(n_rows, dtype=np.int32) for _ in range(3))
+        table = np.full((len(parts), max(len(part.sequence.blocks) for part in parts)), -1, dtype=np.int32)
+        logit_rows: list[int] = []
+        draws: list[Draw] = []
+        of_row: list[tuple[Sequence, bool]] = []
+        pushes: list[Push] = []
+        at = 0
+        for i, part in enumerate(parts):
+            sequence, end = part.sequence, at + part.n_rows
+            # a running sequence computes its last token only; its KV is complete up to there
+            first = sequence.n_computed
+            tokens[at:end] = sequence.tokens[first : first + part.n_rows]
+            positions[at:end] = np.arange(first, first + part.n_rows)
+            owner[at:end] = i
+            table[i, : len(sequence.blocks)] = sequence.blocks
+            if sequence.prompt_logprobs >= 0:
+                for row in range(part.n_rows - part.draws):
+                    logit_rows.append(at + row)
+                    draws.append(self._score(sequence, first + row + 1))
+                    of_row.append((sequence, False))
+            if part.draws:
+                logit_rows.append(end - 1)
+                draws.append(self._draw(sequence))
+                of_row.append((sequence, True))
+            if sequence.target is not None:
+                pushes.append(self._push(sequence, first + part.n_rows))
+            at = end
+        batch = Batch(tokens, positions, owner, table, np.asarray(logit_rows, dtype=np.int32), tuple(draws), tuple(pushes))
+        return batch, of_row
+
+    def _draw(self, sequence: Sequence) -> Draw:
+        sampling = sequence.sampling
+        random = uniform(sampling.seed, sampling.choice, len(sequence.tokens)) if sampling.temperature > 0 else 0.0
+        return Draw(sampling, random, sequence.tokens, sequence.n_prompt, sequence.suppressed())
+
+    def _score(self, sequence: Sequence, position: int) -> Draw:
+        return Draw(
+            sequence.sampling, 0.0, sequence.tokens, sequence.n_prompt, target=sequence.tokens[position], top=sequence.prompt_logprobs
+        )
+
+    def _push(self, sequence: Sequence, n_computed: int) -> Push:
+        """The target's blocks that this step completes; the last one too, once the prompt ends."""
+        target = sequence.target
+        assert target is not None
+        skip = target.n_present // self._block_tokens
+        done = n_computed == len(sequence.tokens)
+        until = (self._runner.layout.blocks_for(n_computed) if done else n_computed // self._block_tokens) - skip
+        first = sequence.n_pushed
+        sequence.n_pushed = max(first, until)
+        return Push(
+            target.memory,
+            np.asarray(sequence.blocks[skip + first : skip + max(first, until)], dtype=np.int32),
+            np.asarray(target.blocks[first : max(first, until)], dtype=np.int32),
+        )
+
+    def _advance(
+        self,
+        parts: list[_Part],
+        result: StepResult,
+        of_row: list[tuple[Sequence, bool]],
+        report: StepReport,
+        started: int,
+        floor: int,
+        computed: int,
+    ) -> None:
+        push = 0
+        for part in parts:
+            sequence = part.sequence
+            sequence.n_computed += part.n_rows
+            if sequence.target is not None:
+                sequence.checksums.append(result.checksums[push])
+                push += 1
+        ended = now_ns()
+        prefill_trail: Trail = (
+            (Span.PREFILL_HOST, started),
+            (Span.PREFILL_FLOOR, min(floor, computed - result.push_ns)),
+            (Span.PREFILL_EXCESS, computed - result.push_ns),
+            (Span.KV_PUSH, computed),
+            (Span.PREFILL_HOST, ended),
+        )
+        report.trail = self._decode_trail(report, started, floor, computed, ended)
+        for part in parts:
+            if part.sequence.preempted:
+                part.sequence.trail.append((Span.DECODE_PREEMPTED, ended))
+            elif part.sequence.id in self._waiting:
+                part.sequence.trail += prefill_trail
+        for row, (sequence, draws) in enumerate(of_row):
+            if not draws:
+                logprobs = result.logprobs[row]
+                assert logprobs is not None
+                sequence.scores.append(logprobs)
+                continue
+            if self.on_logits is not None and result.logits is not None:
+                self.on_logits(sequence, len(sequence.tokens), result.logits[row])
+            self._got(sequence, result.ids[row], result, row, report)
+
+    def _decode_trail(self, report: StepReport, started: int, floor: int, computed: int, ended: int) -> Trail:
+        if report.n_decode_rows == 0:
+            return ()
+        alone = computed
+        if report.n_prefill_tokens:
+            alone = min(computed, started + int(1e6 * self._clock.predict_ms(report.n_decode_rows)))
+        return (
+            (Span.DECODE_HOST, started),
+            (Span.DECODE_FLOOR, min(floor, alone)),
+            (Span.DECODE_EXCESS, alone),
+            (Span.DECODE_INTERFERENCE, computed),
+            (Span.DECODE_HOST, ended),
+        )
+
+    def _got(self, sequence: Sequence, token: int, result: StepResult, row: int, report: StepReport) -> None:
+        index, finish = sequence.n_generated, sequence.finish_after(token)
+        sequence.tokens.append(token)
+        trail = tuple(sequence.trail)
+        was_waiting = self._waiting.pop(sequence.id, None) is not None
+        report.advances.append(Advance(sequence, index, token, finish, result.logprobs[row], trail))
+        sequence.trail = []
+        if sequence.side == "prefill":
+            sequence.trail = list(trail)
+        elif finish is not None:
+            self._running.pop(sequence.id, None)
+        elif was_waiting:
+            sequence.preempted = False
+            self._running[sequence.id] = sequence

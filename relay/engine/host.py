@@ -1,0 +1,44 @@
+"""The engine and its thread, as the actors of a worker see them: jobs in, reports out on the trio loop."""
+
+import itertools
+from collections.abc import Callable
+
+from relay.engine.engine import Engine, Job
+from relay.engine.report import StepReport
+from relay.engine.sequence import SequenceId
+from relay.runtime.compute import ComputeThread
+
+
+class EngineHost:
+    """One per worker; both actors of an aggregated worker subscribe, and each takes what is its own from every report."""
+
+    def __init__(self, engine: Engine, *, max_running: int, on_thread_start: Callable[[], None]) -> None:
+        self.max_running = max_running
+        self._engine = engine
+        self._ids = itertools.count(1)
+        self._subscribers: list[Callable[[StepReport], None]] = []
+        self._thread: ComputeThread[Job, StepReport] = ComputeThread(engine.step, on_thread_start=on_thread_start)
+
+    def subscribe(self, on_report: Callable[[StepReport], None]) -> None:
+        """`on_report` is called on the trio loop with every report, in order; it must not wait."""
+        self._subscribers.append(on_report)
+
+    def next_id(self) -> SequenceId:
+        return next(self._ids)
+
+    def submit(self, job: Job) -> None:
+        """Taken at the next step; wakes an idle engine."""
+        self._thread.submit(job)
+
+    def progress(self) -> tuple[int, float]:
+        """Steps so far, and the age in seconds of the one that runs (0 between steps)."""
+        return self._thread.steps, self._thread.step_age_s()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises EngineDied: the worker ends with it."""
+        await self._thread.run(self._on_reports)
+
+    def _on_reports(self, reports: list[StepReport]) -> None:
+        for report in reports:
+            for on_report in self._subscribers:
+                on_report(report)

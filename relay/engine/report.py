@@ -1,0 +1,41 @@
+"""What one step of an engine tells its actors."""
+
+from dataclasses import dataclass, field
+
+from relay.engine.sequence import Sequence
+from relay.messages import FinishReason, Logprobs, Trail
+
+
+@dataclass(slots=True)
+class Advance:
+    """A sequence got a token. `finish` set, or side prefill: it has left the engine, and its blocks are its actor's again.
+
+    `trail` is what its ledger has to hear of the time before this step.
+    """
+
+    sequence: Sequence
+    index: int
+    token: int
+    finish: FinishReason | None
+    logprobs: Logprobs | None
+    trail: Trail
+
+
+@dataclass(slots=True)
+class StepReport:
+    """One step, or a turn without compute that only handled jobs.
+
+    gone: dropped on request; the engine does not touch their blocks any more. refused: joins whose checksums differ, with the layer.
+    trail: the step's own time, for every row. n_prefill_tokens, n_decode_rows: what it computed.
+    """
+
+    advances: list[Advance] = field(default_factory=list)
+    gone: list[Sequence] = field(default_factory=list)
+    refused: list[tuple[Sequence, str]] = field(default_factory=list)
+    n_preempted: int = 0
+    trail: Trail = ()
+    n_prefill_tokens: int = 0
+    n_decode_rows: int = 0
+    began_ns: int = 0
+    ended_ns: int = 0
+    push_ns: int = 0

@@ -1,0 +1,73 @@
+"""One attempt of one request inside an engine."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relay.kv.memory import KVMemory
+from relay.messages import FinishReason, Key, Logprobs, Sampling, Stopping
+
+Side = Literal["prefill", "decode"]
+SequenceId = int  # unique in its engine; (request_id, attempt) is not: two decode workers may ask for one
+
+
+@dataclass(slots=True)
+class Target:
+    """Where a prefill sequence's KV goes as it is computed: leased blocks of a decode worker's pool, from token `n_present` on."""
+
+    memory: KVMemory
+    blocks: tuple[int, ...]
+    n_present: int
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Owned by the engine from Add or Join until it is reported as gone; by its actor before and after.
+
+    tokens: prompt, earlier attempts' tokens and what is generated. blocks: its block table. n_computed: tokens whose KV is there.
+    A `prefill` sequence leaves with its first token; a `decode` one stays until it finishes. `target` None: it computes in place.
+    """
+
+    id: SequenceId
+    side: Side
+    request_id: str
+    attempt: int
+    tokens: list[int]
+    n_prompt: int
+    sampling: Sampling
+    stopping: Stopping
+    blocks: list[int]
+    n_computed: int = 0
+    prompt_logprobs: int = -1
+    target: Target | None = None
+    checksums: list[NDArray[np.uint64]] = field(default_factory=list)  # [n_layers, n] of each push, in order
+    scores: list[Logprobs] = field(default_factory=list)  # of the prompt's tokens but the first
+    n_pushed: int = 0  # blocks of the target that are written
+    preempted: bool = False
+    trail: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        return self.request_id, self.attempt
+
+    @property
+    def n_generated(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    def pushed_checksums(self) -> bytes:
+        """uint64 [n_layers, blocks pushed], as `Prefilled` carries them; empty if it computed in place."""
+        return np.concatenate(self.checksums, axis=1).tobytes() if self.checksums else b""
+
+    def finish_after(self, token: int) -> FinishReason | None:
+        """Whether `token`, about to be appended, is the last one."""
+        if token in self.stopping.stop_ids and self.n_generated >= self.stopping.min_tokens:
+            return "stop"
+        if self.n_generated + 1 >= self.stopping.max_tokens:
+            return "length"
+        return None
+
+    def suppressed(self) -> tuple[int, ...]:
+        """Ids that may not be drawn now."""
+        return self.stopping.stop_ids if self.n_generated < self.stopping.min_tokens else ()

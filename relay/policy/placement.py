@@ -1,0 +1,80 @@
+"""Which workers an attempt goes to, and whether it may go now. Pure: the router feeds it facts and asks.
+
+Admission counts the KV blocks a request will need: its tokens, and of what it may still generate the part that answers usually take (the
+running 90th percentile times `kv_overcommit`); preemption covers the misjudged. What can never fit any pool is refused at once.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from relay.messages import Address, Key
+
+
+@dataclass(slots=True)
+class WorkerLoad:
+    """What the router believes of one prefill or decode actor.
+
+    placed: blocks reserved (decode) or tokens to compute (prefill), by attempt; load: their sum. withheld: blocks that it declined to give
+    although we thought them free.
+    """
+
+    address: Address
+    worker: str
+    n_blocks: int
+    block_tokens: int
+    max_running: int
+    placed: dict[Key, int] = field(default_factory=dict)
+    load: int = 0
+    withheld: int = 0
+
+    def place(self, key: Key, amount: int) -> None:
+        self.placed[key] = amount
+        self.load += amount
+
+    def leave(self, key: Key) -> None:
+        self.load -= self.placed.pop(key, 0)
+
+
+class AnswerLengths:
+    """The running 90th percentile of how many tokens answers have, from the last 256 of them."""
+
+    def __init__(self, assumed: int) -> None:
+        self._assumed = assumed
+        self._seen: deque[int] = deque(maxlen=256)
+
+    def saw(self, n_tokens: int) -> None:
+        self._seen.append(n_tokens)
+
+    def p90(self) -> int:
+        """`assumed` until 16 answers have been seen."""
+        if len(self._seen) < 16:
+            return self._assumed
+        return sorted(self._seen)[int(0.9 * len(self._seen))]
+
+
+def blocks_wanted(n_tokens: int, max_more: int, expected_more: int, overcommit: float, block_tokens: int) -> int:
+    """Blocks to reserve for `n_tokens` now and at most `max_more` later."""
+    return -(-(n_tokens + min(max_more, max(1, int(expected_more * overcommit)))) // block_tokens)
+
+
+def can_ever_fit(n_tokens: int, max_more: int, workers: Iterable[WorkerLoad]) -> bool:
+    """Whether some pool is large enough for all of it, with nothing else in it."""
+    return any(n_tokens + max_more <= worker.n_blocks * worker.block_tokens for worker in workers)
+
+
+def choose_prefill(workers: Mapping[Address, WorkerLoad], turn: int | None) -> WorkerLoad:
+    """The one with the fewest tokens to compute; number `turn` in rotation where a turn is given."""
+    if turn is not None:
+        return sorted(workers.values(), key=lambda w: w.address)[turn % len(workers)]
+    return min(workers.values(), key=lambda w: (w.load, w.address))
+
+
+def choose_decode(workers: Mapping[Address, WorkerLoad], n_blocks: int, turn: int | None) -> WorkerLoad | None:
+    """The one with the largest free share of blocks among those that have room and a place in their batch; None if none has."""
+    open_to = [w for w in workers.values() if w.load + w.withheld + n_blocks <= w.n_blocks and len(w.placed) < w.max_running]
+    if not open_to:
+        return None
+    if turn is not None:
+        return sorted(open_to, key=lambda w: w.address)[turn % len(open_to)]
+    return min(open_to, key=lambda w: (w.load / w.n_blocks, len(w.placed), w.address))
