@@ -234,6 +234,7 @@ class GatewayActor:
     def _on_refused(self, message: Refused) -> None:
         flight = self._current(message.request_id, message.attempt)
         if flight is not None:
+            flight.ledger.close(Span.PREFILL_QUEUE_CAPACITY, now_ns())
             kind = _REFUSALS.get(message.code, Unavailable)
             self._end(flight, error=kind(message.message, retry_after_s=message.retry_after_s))
 

@@ -68,10 +68,22 @@ class MethodNotAllowed(RequestError):
     status, kind, code = 405, "invalid_request_error", "method_not_allowed"
 
 
+class RequestTimeout(RequestError):
+    """The client did not send the whole body in time."""
+
+    status, kind, code = 408, "invalid_request_error", "request_timeout"
+
+
 class BodyTooLarge(RequestError):
     """The body is over the cap; it was not read further."""
 
     status, kind, code = 413, "invalid_request_error", "body_too_large"
+
+
+class HttpVersionNotServed(RequestError):
+    """The request came by a version of HTTP that is not served here."""
+
+    status, kind, code = 505, "invalid_request_error", "http_version_not_supported"
 
 
 class RateLimited(RequestError):

@@ -2,7 +2,7 @@
 
 `close(span, t)` gives everything since the cursor to `span`. There are no start stamps, so spans cannot overlap and nothing falls between
 two; the spans sum to the wall time by construction. Work that ran beside the request's path (the next token computed while this one is
-written) comes as a trail and enters by `fold`, which counts only what lies after the cursor.
+written, another choice of the same request) comes as a trail and enters by `fold`, which counts only what lies after the cursor.
 """
 
 from relay.ledger.spans import N_SPANS, Span
@@ -46,14 +46,6 @@ class Ledger:
         if self.ttft_slots is None:
             self.first_byte_ns = self.cursor_ns
             self.ttft_slots = list(self._slots)
-
-    def continue_from(self, other: "Ledger") -> None:
-        """Take over what `other` recorded since it was started at this ledger's cursor (the choice that ended last)."""
-        assert other.start_ns == self.cursor_ns
-        for span in _ALL:
-            self._slots[span] += other[span]
-        self.cursor_ns = other.cursor_ns
-        self.violations += other.violations
 
     def __getitem__(self, span: Span) -> int:
         return self._slots[span]

@@ -35,7 +35,8 @@ class Span(IntEnum):
     OUT_HANDOFF = 23  # arrived at the gateway, until the task that writes took it
     OUT_WRITE_BLOCKED = 24  # the client's socket did not take it
     RETRY_WASTED = 25  # attempts that died, from the last token they gave
-    UNACCOUNTED = 26  # a hook is missing: a bug of ours
+    CANCELLED = 26  # from the last news until the client left, or a deadline passed: work that nobody took
+    UNACCOUNTED = 27  # a hook is missing: a bug of ours
 
     @property
     def label(self) -> str:

@@ -1,0 +1,173 @@
+"""The ASGI application: every request passes its edge, where it gets its ID and its ledger and where every error becomes an answer."""
+
+import itertools
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import structlog
+import trio
+from starlette.routing import Match, Route, Router
+
+from relay.clock import now_ns
+from relay.errors import (
+    ClientGone,
+    Draining,
+    HttpVersionNotServed,
+    MethodNotAllowed,
+    NotFound,
+    RequestError,
+)
+from relay.http.exchange import Exchange, Receive, Scope, Send
+from relay.http.records import Records, record
+from relay.ledger.metrics import GatewayMetrics
+from relay.ledger.spans import Span
+from relay.openai.stream import error_event
+
+log = structlog.get_logger()
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Application:
+    """`generation` routes make tokens and are metered; `plain` ones answer about the server."""
+
+    def __init__(
+        self,
+        generation: Mapping[str, Handler],
+        plain: Mapping[str, Handler],
+        metrics: GatewayMetrics,
+        records: Records,
+    ) -> None:
+        """Routes as `METHOD /path/{name}`; path parameters are found in `exchange.scope["path_params"]`."""
+        self._metrics, self._records = metrics, records
+        self._handlers: dict[str, Handler] = {**generation, **plain}
+        self._generation = generation
+        self._paths = frozenset(name.split()[1] for name in self._handlers)
+        self._metered = frozenset(name.split()[1] for name in generation)
+        self._router = Router([Route(name.split()[1], _never, methods=[name.split()[0]], name=name) for name in self._handlers])
+        self._life = os.urandom(5).hex()
+        self._numbers = itertools.count(1)
+        self.draining = False
+        self._in_flight = 0
+        self._idle = trio.Event()
+        self._idle.set()
+
+    def next_request_id(self) -> str:
+        """Unique among all gateways and lives of this server."""
+        return f"r{self._life}-{next(self._numbers)}"
+
+    async def until_idle(self) -> None:
+        """Return when no generation runs."""
+        while self._in_flight:
+            await self._idle.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _refuse_other(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send, self.next_request_id())
+        try:
+            name = self._route(exchange)
+            if name in self._generation:
+                await self._generate(exchange, self._handlers[name])
+            else:
+                await self._handlers[name](exchange)
+        except RequestError as error:
+            await self._refuse(exchange, error)
+        except Exception as error:  # the outer edge: a defect of ours becomes a typed error, with the traceback in the log
+            exchange.log.exception("a request failed by a defect")
+            await self._refuse(exchange, RequestError(f"an internal error ({type(error).__name__}); it is in the server's log"))
+        finally:
+            self._ended(exchange)
+
+    def _route(self, exchange: Exchange) -> str:
+        scope = exchange.scope
+        if not scope.get("http_version", "1.1").startswith("1."):
+            raise HttpVersionNotServed("only HTTP/1.1 is served here")
+        partial = None
+        for route in self._router.routes:
+            assert isinstance(route, Route)
+            match, child = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(child)
+                exchange.route = route.path
+                return route.name
+            if match is Match.PARTIAL:
+                partial = route
+        if partial is not None:
+            raise MethodNotAllowed(f"{scope['method']} is not served on {scope['path']}; {', '.join(sorted(partial.methods or ()))} is")
+        raise NotFound(f"there is no {scope['path']} here")
+
+    async def _generate(self, exchange: Exchange, handler: Handler) -> None:
+        if self.draining:
+            raise Draining("the server is going down; try again on another or later", retry_after_s=5.0)
+        self._in_flight += 1
+        self._metrics.in_flight.inc()
+        if self._in_flight == 1:
+            self._idle = trio.Event()
+        try:
+            await handler(exchange)
+        finally:
+            self._in_flight -= 1
+            self._metrics.in_flight.dec()
+            if self._in_flight == 0:
+                self._idle.set()
+
+    async def _refuse(self, exchange: Exchange, error: RequestError) -> None:
+        exchange.error = error
+        if isinstance(error, ClientGone):
+            return
+        if not exchange.started:
+            await exchange.refuse(error)
+        else:
+            await exchange.write_event(error_event(error, exchange.public_id))
+            await exchange.end_stream()
+
+    def _ended(self, exchange: Exchange) -> None:
+        ledger = exchange.ledger
+        ledger.close(Span.UNACCOUNTED, now_ns())
+        status = exchange.error.status if exchange.error is not None else exchange.status
+        metrics = self._metrics
+        metrics.requests.labels(route=exchange.route if exchange.route in self._paths else "other", status=str(status)).inc()
+        if exchange.route not in self._metered:
+            return
+        metrics.ended(ledger)
+        metrics.prompt_tokens.inc(exchange.n_prompt)
+        metrics.cached_tokens.inc(exchange.n_cached)
+        metrics.generated_tokens.inc(exchange.n_generated)
+        _observe_tokens(metrics, ledger.start_ns, exchange.token_ns)
+        self._records.keep(record(exchange))
+        exchange.log.info(
+            "request",
+            route=exchange.route,
+            status=status,
+            error=exchange.error.code if exchange.error else None,
+            prompt_tokens=exchange.n_prompt,
+            completion_tokens=exchange.n_generated,
+            finish=exchange.finish_reasons,
+            attempts=exchange.attempts,
+            wall_ms=round(ledger.wall_ns / 1e6, 1),
+        )
+
+
+def _observe_tokens(metrics: GatewayMetrics, start_ns: int, choices: list[list[int]]) -> None:
+    firsts = [stamps[0] for stamps in choices if stamps]
+    if firsts:
+        metrics.ttft.observe((min(firsts) - start_ns) / 1e9)
+    for stamps in choices:
+        if len(stamps) > 1:
+            metrics.tpot.observe((stamps[-1] - stamps[0]) / (len(stamps) - 1) / 1e9)
+            for earlier, later in itertools.pairwise(stamps):
+                metrics.itl.observe((later - earlier) / 1e9)
+
+
+async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
+    """Lifespan has nothing to do; a websocket is refused before it opens."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1000})
+
+
+async def _never(scope: Any, receive: Any, send: Any) -> None:
+    """Routes are matched by starlette and called by `Application`."""
+    raise AssertionError("not called")

@@ -1,0 +1,106 @@
+"""One choice of an answer: a flight's token ids on one side, text and log probabilities on the other."""
+
+from collections import deque
+
+from relay.actors.gateway import Flight
+from relay.messages import FinishReason, Logprobs
+from relay.openai.logprob import Candidate, Scored
+from relay.text.detokenizer import Detokenizer
+from relay.text.stop import StopChecker
+from relay.text.tokenizer import Tokenizer
+
+
+class Choice:
+    """`pump` is called whenever there may be more; it never waits. `n_tokens` counts those that were used, the one that ends it too.
+
+    Text that might be the beginning of a stop string is held back, and so are the log probabilities of its tokens.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        flight: Flight,
+        tokenizer: Tokenizer,
+        *,
+        stops: tuple[str, ...],
+        include_stop: bool,
+        skip_special: bool,
+        with_logprobs: bool,
+    ) -> None:
+        self.index, self.flight = index, flight
+        self.finish: FinishReason | None = None
+        self.n_tokens = 0
+        self._tokenizer, self._with_logprobs, self._include_stop = tokenizer, with_logprobs, include_stop
+        self._detokenizer = Detokenizer(tokenizer, flight.prompt[-4:], skip_special=skip_special)
+        self._stop = StopChecker(stops, include_stop=include_stop)
+        self._held: deque[tuple[int, Scored]] = deque()  # (where its text ends, the token)
+        self._made = self._sent = 0  # characters out of the detokenizer, out of the stop checker
+        self.logprob_sum = 0.0
+
+    def pump(self) -> tuple[str, list[Scored]]:
+        """What is new, as text and (if asked for) tokens; `finish` is set once it is all out."""
+        flight, parts, stopped = self.flight, [], False
+        ids = flight.ids
+        while self.n_tokens < len(ids) and not stopped:
+            position, token = self.n_tokens, ids[self.n_tokens]
+            self.n_tokens += 1
+            last = flight.finish == "stop" and self.n_tokens == len(ids)
+            if last and not self._include_stop:
+                break  # the id that stopped it is not part of the text
+            piece = self._detokenizer.push(token)
+            self._hold(position, token, piece)
+            text, stopped = self._stop.push(piece)
+            parts.append(text)
+        if stopped:
+            self.finish = "stop"
+        elif flight.finish is not None and self.n_tokens == len(ids):
+            rest = self._detokenizer.flush()
+            self._made += len(rest)
+            text, stopped = self._stop.push(rest)
+            parts += [text] if stopped else [text, self._stop.flush()]
+            self.finish = "stop" if stopped else flight.finish
+        text = "".join(parts)
+        self._sent += len(text)
+        return text, self._release()
+
+    def _hold(self, position: int, token: int, piece: str) -> None:
+        if position < len(self.flight.logprobs):
+            logprobs = self.flight.logprobs[position]
+            self.logprob_sum += logprobs.chosen
+            if self._with_logprobs:
+                self._held.append((self._made + len(piece), scored(self._tokenizer, token, piece, logprobs)))
+        self._made += len(piece)
+
+    def _release(self) -> list[Scored]:
+        """Tokens whose text is out; at the end the last one may be cut, and what lies behind a stop string is dropped."""
+        out = []
+        while self._held and self._held[0][0] <= self._sent:
+            out.append(self._held.popleft()[1])
+        if self.finish is not None and self._held:
+            end, token = self._held.popleft()
+            keep = len(token.piece) - (end - self._sent)
+            if keep > 0:
+                out.append(Scored(token.chosen, token.piece[:keep], token.top))
+            self._held.clear()
+        return out
+
+
+def scored(tokenizer: Tokenizer, token: int, piece: str, logprobs: Logprobs) -> Scored:
+    """One token and its alternatives as people see them."""
+    top = tuple(candidate(tokenizer, top_id, value) for top_id, value in zip(logprobs.top_ids, logprobs.top, strict=True))
+    return Scored(candidate(tokenizer, token, logprobs.chosen), piece, top)
+
+
+def candidate(tokenizer: Tokenizer, token: int, logprob: float) -> Candidate:
+    raw = tokenizer.token_bytes(token)
+    return Candidate(token, raw.decode("utf-8", "replace"), raw, logprob)
+
+
+def echoed(tokenizer: Tokenizer, flight: Flight) -> list[Scored]:
+    """The prompt's tokens with their log probabilities; the first has none."""
+    detokenizer = Detokenizer(tokenizer, (), skip_special=False)
+    pieces = [detokenizer.push(token) for token in flight.prompt]
+    pieces[-1] += detokenizer.flush()
+    first = Scored(candidate(tokenizer, flight.prompt[0], 0.0), pieces[0], first=True)
+    rest = zip(flight.prompt[1:], pieces[1:], flight.scores, strict=True)
+    return [first, *(scored(tokenizer, token, piece, logprobs) for token, piece, logprobs in rest)]

@@ -1,0 +1,126 @@
+"""One HTTP request and its answer: its IDs, its ledger, its body, and the only place that writes to its client."""
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import structlog
+import trio
+
+from relay.clock import now_ns
+from relay.errors import BodyTooLarge, ClientGone, RequestError, RequestTimeout
+from relay.ledger.ledger import Ledger
+from relay.ledger.spans import Span
+from relay.openai.error import error_body, error_headers
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+log = structlog.get_logger()
+
+
+class Exchange:
+    """`request_id` is ours and unique; `public_id` is what the client sees: its own `X-Request-ID` where that is well formed.
+
+    What the endpoints leave here is what metrics, log line and ledger record say of the request.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self.scope, self.receive, self._send = scope, receive, send
+        self.request_id = request_id
+        self.public_id = _client_id(scope) or request_id
+        self.ledger = Ledger(now_ns())
+        self.route = scope["path"]
+        self.status = 0
+        self.error: RequestError | None = None
+        self.n_prompt = self.n_generated = self.n_cached = 0
+        self.attempts = 0
+        self.finish_reasons: list[str] = []
+        self.token_ns: list[list[int]] = []  # of each choice, when its tokens came
+        self.log = log.bind(request_id=request_id)
+        if self.public_id != request_id:
+            self.log = self.log.bind(client_request_id=self.public_id)
+
+    @property
+    def started(self) -> bool:
+        return self.status != 0
+
+    async def read_body(self, max_bytes: int, within_s: float) -> bytes:
+        """The whole body. Raises BodyTooLarge at the first byte over the cap, RequestTimeout, ClientGone."""
+        length = dict(self.scope["headers"]).get(b"content-length", b"")
+        if length.isdigit() and int(length) > max_bytes:
+            raise BodyTooLarge(f"the body has {int(length)} bytes; the limit is {max_bytes}")
+        parts, size = [], 0
+        with trio.move_on_after(within_s):
+            while True:
+                message = await self.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone("the client left while it sent its body")
+                part: bytes = message.get("body", b"")
+                size += len(part)
+                if size > max_bytes:
+                    raise BodyTooLarge(f"the body has more than {max_bytes} bytes, which is the limit")
+                parts.append(part)
+                if not message.get("more_body", False):
+                    self.ledger.close(Span.GATEWAY_BODY, now_ns())
+                    return b"".join(parts)
+        raise RequestTimeout(f"the body was not there within {within_s:g} s")
+
+    async def until_disconnect(self) -> None:
+        """Return when the client has gone."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    async def respond(
+        self, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: dict[str, str] | None = None
+    ) -> None:
+        """A whole answer."""
+        extra = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        await self._start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *extra])
+        await self._write(body, more=False)
+
+    async def refuse(self, error: RequestError) -> None:
+        """An answer that is an error."""
+        self.error = error
+        headers = error_headers(error)
+        if error.status == 413:
+            headers["Connection"] = "close"
+        await self.respond(error.status, error_body(error, self.public_id), headers=headers)
+
+    async def start_stream(self) -> None:
+        """The headers of a stream of server-sent events."""
+        await self._start(200, list(_SSE_HEADERS))
+
+    async def write_event(self, data: bytes) -> None:
+        """One or more whole events."""
+        await self._write(data, more=True)
+
+    async def write_comment(self, data: bytes) -> None:
+        """Between events, while the request waits for something else: not part of its time."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_stream(self) -> None:
+        await self._write(b"", more=False)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        headers.append((b"x-request-id", self.public_id.encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        self.ledger.close(Span.OUT_DETOKENIZE, now_ns())
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self.ledger.close(Span.OUT_WRITE_BLOCKED, now_ns())
+        if data:
+            self.ledger.first_byte()
+
+
+def _client_id(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return value.decode("ascii") if _CLIENT_ID.fullmatch(value) else None
+    return None

@@ -1,0 +1,379 @@
+"""`POST /v1/chat/completions` and `POST /v1/completions`: a body in, an answer or a stream of it out; one code for all four paths.
+
+A request becomes one flight per choice of each prompt, and the choices are pumped as their tokens come. Until the first byte has gone every
+failure is an HTTP status; after it, an error event. A client that leaves ends its flights at once, streaming or not.
+"""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+import trio
+
+from relay.actors.gateway import Bell, Flight, GatewayActor
+from relay.clock import now_ns
+from relay.config import GatewayConfig
+from relay.errors import ClientGone, ContextTooLong, InvalidRequest, ModelNotFound, RequestError
+from relay.http.choice import Choice, echoed
+from relay.http.exchange import Exchange
+from relay.ledger.spans import Span
+from relay.messages import Stopping
+from relay.openai.chat import ChatRequest, parse_chat
+from relay.openai.completion import CompletionRequest, parse_completion
+from relay.openai.logprob import Scored
+from relay.openai.options import Options
+from relay.openai.response import Answer, Head, chat_response, completion_response
+from relay.openai.stream import DONE, KEEP_ALIVE, ChatStream, CompletionStream, EventStream, error_event
+from relay.openai.usage import Usage, usage
+from relay.text.chat_template import ChatTemplate, encode_chat
+from relay.text.tokenizer import Tokenizer
+
+Request = TypeVar("Request", ChatRequest, CompletionRequest)
+
+_INLINE_BYTES = 16 << 10  # a larger body is parsed and tokenized on a thread, so that other streams go on
+_THREADS = trio.CapacityLimiter(2)
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served. `max_context` is tokens of prompt and answer together: the model's, or what the largest pool holds if less."""
+
+    name: str
+    max_context: int
+    created: int
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """`text` is what an echo shows."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
+class Endpoint(ABC, Generic[Request]):
+    """One of the two; the HTTP application calls `answer` with each request's exchange."""
+
+    def __init__(
+        self,
+        gateway: GatewayActor,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        served: Served,
+        config: GatewayConfig,
+    ) -> None:
+        self._gateway, self._tokenizer, self._template = gateway, tokenizer, template
+        self._served, self._config = served, config
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Raises RequestError while nothing has been sent."""
+        body = await exchange.read_body(int(self._config.max_body_mib * (1 << 20)), self._config.body_timeout_s)
+        if len(body) <= _INLINE_BYTES:
+            request, prompts = self._understand(body)
+        else:
+            request, prompts = await trio.to_thread.run_sync(self._understand, body, limiter=_THREADS)
+        exchange.ledger.close(Span.GATEWAY_TOKENIZE, now_ns())
+        exchange.n_prompt = sum(len(prompt.ids) for prompt in prompts)
+        bell = Bell()
+        choices = self._choices(exchange, request, prompts, bell)
+        error: RequestError | None = None
+        gone = False
+        try:
+            for choice in choices:
+                self._gateway.submit(choice.flight)
+            async with trio.open_nursery() as nursery:
+
+                async def watch() -> None:
+                    nonlocal gone
+                    await exchange.until_disconnect()
+                    gone = True
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(watch)
+                try:
+                    if request.options.stream:
+                        await self._stream(exchange, request, prompts, choices, bell)
+                    else:
+                        await self._whole(exchange, request, prompts, choices, bell)
+                except RequestError as caught:
+                    error = caught
+                nursery.cancel_scope.cancel()
+        finally:
+            for choice in choices:
+                self._gateway.close(choice.flight, "the client left" if gone else "it is answered")
+            self._tell(exchange, choices)
+        if gone:
+            exchange.ledger.close(Span.CANCELLED, now_ns())
+            exchange.error = ClientGone("the client left before the end")
+        if error is not None:
+            raise error
+
+    def _understand(self, body: bytes) -> tuple[Request, list[Prompt]]:
+        """Everything that can be refused before anything starts."""
+        request = self._parse(body)
+        if request.options.model is not None and request.options.model != self._served.name:
+            raise ModelNotFound(f"the model `{request.options.model}` is not served here; `{self._served.name}` is", param="model")
+        request.check(self._tokenizer.vocab_size)
+        return request, self._prompts(request)
+
+    def _choices(self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], bell: Bell) -> list[Choice]:
+        options = request.options
+        seed = options.seed if options.seed is not None else secrets.randbits(63)
+        alone = len(prompts) * options.best_of == 1
+        choices = []
+        for prompt in prompts:
+            stopping = self._stopping(options, len(prompt.ids))
+            for draw in range(options.best_of):
+                index = len(choices)
+                flight = Flight(
+                    request_id=exchange.request_id if alone else f"{exchange.request_id}/{index}",
+                    prompt=prompt.ids,
+                    sampling=msgspec.structs.replace(options.sampling, seed=seed, choice=draw),
+                    stopping=stopping,
+                    ledger=exchange.ledger,
+                    bell=bell,
+                    salt=options.salt,
+                    priority=options.priority,
+                    prompt_logprobs=self._prompt_logprobs(request),
+                )
+                choices.append(
+                    Choice(
+                        index,
+                        flight,
+                        self._tokenizer,
+                        stops=options.stop,
+                        include_stop=options.include_stop,
+                        skip_special=options.skip_special_tokens,
+                        with_logprobs=options.logprobs is not None,
+                    )
+                )
+        return choices
+
+    def _stopping(self, options: Options, n_prompt: int) -> Stopping:
+        room = self._served.max_context - n_prompt
+        if room < 1:
+            text = f"the prompt has {n_prompt} tokens; {self._served.max_context} fit, prompt and answer together"
+            raise ContextTooLong(text, param=self.prompt_param)
+        max_tokens = options.max_tokens
+        if max_tokens is None:
+            max_tokens = min(room, self._config.default_max_tokens or room)
+        elif max_tokens > room:
+            text = f"`max_tokens` is {max_tokens} and the prompt has {n_prompt} tokens; {self._served.max_context} fit together"
+            raise ContextTooLong(text, param="max_tokens")
+        eos = () if options.ignore_eos else self._tokenizer.eos_ids
+        stop_ids = tuple(dict.fromkeys((*eos, *options.stop_ids)))
+        return Stopping(max_tokens=max(1, max_tokens), min_tokens=options.min_tokens, stop_ids=stop_ids)
+
+    async def _whole(self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], choices: list[Choice], bell: Bell) -> None:
+        texts: list[list[str]] = [[] for _ in choices]
+        logprobs: list[list[Scored]] = [[] for _ in choices]
+        left = list(choices)
+        while left:
+            for choice in list(left):
+                text, tokens = choice.pump()
+                texts[choice.index].append(text)
+                logprobs[choice.index] += tokens
+                if choice.finish is not None:
+                    left.remove(choice)
+                    self._gateway.close(choice.flight, "a stop string")
+                elif choice.flight.error is not None:
+                    raise choice.flight.error
+            if left:
+                await bell.wait()
+                exchange.ledger.close(Span.OUT_HANDOFF, now_ns())
+        options = request.options
+        chosen = [best for group in _groups(choices, options.best_of) for best in _best(group, options.n)]
+        answers = []
+        for index, choice in enumerate(chosen):
+            text, tokens = "".join(texts[choice.index]), logprobs[choice.index]
+            if self._echoes(request):
+                text, tokens = self._echo(request, prompts[choice.index // options.best_of], choice, text, tokens)
+            assert choice.finish is not None
+            answers.append(
+                Answer(index=index, text=text, finish_reason=choice.finish, logprobs=tokens if options.logprobs is not None else None)
+            )
+        await exchange.respond(200, self._response(self._head(exchange), answers, self._usage(exchange, request, choices)))
+
+    async def _stream(self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], choices: list[Choice], bell: Bell) -> None:
+        options = request.options
+        events = self._events(self._head(exchange), len(choices), include_usage=options.include_usage)
+        left = list(choices)
+        fresh = {choice.index for choice in choices} if self._echoes(request) else set()
+        try:
+            while left:
+                data = []
+                for choice in list(left):
+                    text, tokens = choice.pump()
+                    if choice.index in fresh and (choice.n_tokens or choice.finish is not None):
+                        fresh.discard(choice.index)
+                        text, tokens = self._echo(request, prompts[choice.index // options.best_of], choice, text, tokens)
+                    now_usage = self._usage(exchange, request, choices) if options.continuous_usage else None
+                    if text or tokens:
+                        scores = tokens if options.logprobs is not None else None
+                        data.append(events.text(choice.index, text, logprobs=scores, usage=now_usage))
+                    if choice.finish is not None:
+                        left.remove(choice)
+                        self._gateway.close(choice.flight, "a stop string")
+                        data.append(events.finish(choice.index, choice.finish, usage=now_usage))
+                    elif choice.flight.error is not None:
+                        raise choice.flight.error
+                if data:
+                    if not exchange.started:
+                        await exchange.start_stream()
+                    await exchange.write_event(b"".join(data))
+                if left:
+                    await self._wait(exchange, bell)
+                last = events.usage(self._usage(exchange, request, choices)) if options.include_usage else b""
+            await exchange.write_event(last + DONE)
+        except RequestError as error:
+            if not exchange.started:
+                raise
+            exchange.error = error
+            await exchange.write_event(error_event(error, exchange.public_id))
+        await exchange.end_stream()
+
+    async def _wait(self, exchange: Exchange, bell: Bell) -> None:
+        """For news; a client that hears nothing for long gets a comment, so that nothing between us and it gives up."""
+        silence_s = self._config.keepalive_comment_s
+        with trio.move_on_after(silence_s or float("inf")) as silence:
+            await bell.wait()
+        if silence.cancelled_caught:
+            if not exchange.started:
+                await exchange.start_stream()
+            await exchange.write_comment(KEEP_ALIVE)
+        else:
+            exchange.ledger.close(Span.OUT_HANDOFF, now_ns())
+
+    def _usage(self, exchange: Exchange, request: Request, choices: Sequence[Choice]) -> Usage:
+        """Each prompt once; of `best_of` all that were drawn."""
+        cached = sum(group[0].flight.n_cached for group in _groups(choices, request.options.best_of))
+        completion = 0 if request.options.max_tokens == 0 else sum(choice.n_tokens for choice in choices)
+        return usage(prompt=exchange.n_prompt, completion=completion, cached=cached)
+
+    def _tell(self, exchange: Exchange, choices: Sequence[Choice]) -> None:
+        """What metrics and log want to know."""
+        exchange.n_generated = sum(choice.n_tokens for choice in choices)
+        exchange.n_cached = sum(choice.flight.n_cached for choice in choices)
+        exchange.attempts = max((choice.flight.attempt for choice in choices), default=0)
+        exchange.finish_reasons = [choice.finish or "" for choice in choices]
+        exchange.token_ns = [choice.flight.token_ns for choice in choices]
+
+    def _head(self, exchange: Exchange) -> Head:
+        return Head(request_id=exchange.request_id, created=int(time.time()), model=self._served.name)
+
+    prompt_param: str
+
+    @abstractmethod
+    def _parse(self, body: bytes) -> Request: ...
+
+    @abstractmethod
+    def _prompts(self, request: Request) -> list[Prompt]: ...
+
+    @abstractmethod
+    def _prompt_logprobs(self, request: Request) -> int: ...
+
+    @abstractmethod
+    def _echoes(self, request: Request) -> bool: ...
+
+    @abstractmethod
+    def _echo(self, request: Request, prompt: Prompt, choice: Choice, text: str, tokens: list[Scored]) -> tuple[str, list[Scored]]: ...
+
+    @abstractmethod
+    def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes: ...
+
+    @abstractmethod
+    def _events(self, head: Head, n: int, *, include_usage: bool) -> EventStream: ...
+
+
+class ChatEndpoint(Endpoint[ChatRequest]):
+    """`POST /v1/chat/completions`."""
+
+    prompt_param = "messages"
+
+    def _parse(self, body: bytes) -> ChatRequest:
+        return parse_chat(body)
+
+    def _prompts(self, request: ChatRequest) -> list[Prompt]:
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions")
+        ids = encode_chat(
+            self._tokenizer,
+            self._template,
+            request.messages,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            **request.template_kwargs,
+        )
+        if not ids:
+            raise InvalidRequest("the messages render to an empty prompt; send some content", param="messages")
+        return [Prompt(tuple(ids), "")]
+
+    def _prompt_logprobs(self, request: ChatRequest) -> int:
+        return -1
+
+    def _echoes(self, request: ChatRequest) -> bool:
+        return False
+
+    def _echo(self, request: ChatRequest, prompt: Prompt, choice: Choice, text: str, tokens: list[Scored]) -> tuple[str, list[Scored]]:
+        return text, tokens
+
+    def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
+        return chat_response(head, answers, usage)
+
+    def _events(self, head: Head, n: int, *, include_usage: bool) -> EventStream:
+        return ChatStream(head, n, include_usage=include_usage)
+
+
+class CompletionEndpoint(Endpoint[CompletionRequest]):
+    """`POST /v1/completions`."""
+
+    prompt_param = "prompt"
+
+    def _parse(self, body: bytes) -> CompletionRequest:
+        return parse_completion(body)
+
+    def _prompts(self, request: CompletionRequest) -> list[Prompt]:
+        prompts = []
+        for prompt in request.prompts:
+            ids = tuple(self._tokenizer.encode_prompt(prompt)) if isinstance(prompt, str) else prompt
+            if not ids:
+                raise InvalidRequest("`prompt` has no tokens; send at least one", param="prompt")
+            text = self._tokenizer.decode(ids, skip_special=False) if request.echo else ""
+            prompts.append(Prompt(ids, text))
+        return prompts
+
+    def _prompt_logprobs(self, request: CompletionRequest) -> int:
+        return request.prompt_logprobs
+
+    def _echoes(self, request: CompletionRequest) -> bool:
+        return request.echo
+
+    def _echo(
+        self, request: CompletionRequest, prompt: Prompt, choice: Choice, text: str, tokens: list[Scored]
+    ) -> tuple[str, list[Scored]]:
+        """The prompt goes in front; of `max_tokens` 0 nothing else is left."""
+        if request.options.max_tokens == 0:
+            text, tokens = "", []
+        if request.prompt_logprobs >= 0:
+            tokens = [*echoed(self._tokenizer, choice.flight), *tokens]
+        return prompt.text + text, tokens
+
+    def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
+        return completion_response(head, answers, usage)
+
+    def _events(self, head: Head, n: int, *, include_usage: bool) -> EventStream:
+        return CompletionStream(head, n, include_usage=include_usage)
+
+
+def _groups(choices: Sequence[Choice], size: int) -> list[Sequence[Choice]]:
+    """The choices of each prompt."""
+    return [choices[i : i + size] for i in range(0, len(choices), size)]
+
+
+def _best(group: Sequence[Choice], n: int) -> list[Choice]:
+    """Those with the highest mean log probability of a token, if there are more than are wanted."""
+    if len(group) == n:
+        return list(group)
+    mean: Callable[[Choice], float] = lambda choice: -choice.logprob_sum / max(1, choice.n_tokens)  # noqa: E731
+    return sorted(group, key=mean)[:n]
