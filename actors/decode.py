@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 import trio
-from relay.runtime.node import Context
 
 from relay.clock import now_ns
-from relay.engine.engine import Drop, Join
+from relay.engine.engine import Add, Drop, Join
 from relay.engine.host import EngineHost
 from relay.engine.report import Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId
@@ -44,6 +43,7 @@ from relay.messages import (
     Trail,
     Up,
 )
+from relay.runtime.node import Context
 
 MAX_TOMBSTONES = 65536
 
@@ -54,7 +54,7 @@ class Entry:
 
     expect: Expect
     router: Address
-    prefill: Address
+    prefill: Address | None  # None: it computes its prompt itself
     blocks: list[int]
     state: Literal["leased", "revoking", "running", "dropping"] = "leased"
     first: Row | None = None
@@ -66,8 +66,10 @@ class Entry:
 
 
 class DecodeActor:
-    def __init__(self, context: Context, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str) -> None:
-        self._context, self._host, self._book, self._memory, self._worker = context, host, book, memory, worker
+    _context: Context
+
+    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str) -> None:
+        self._host, self._book, self._memory, self._worker = host, book, memory, worker
         self._entries: dict[Key, Entry] = {}
         self._attempts: dict[str, int] = {}  # the newest attempt held of each request
         self._tombstones: OrderedDict[Key, None] = OrderedDict()
@@ -76,11 +78,12 @@ class DecodeActor:
         self._wake_outbox = trio.Event()
         host.subscribe(self._on_report)
 
-    async def run(self) -> None:
+    async def run(self, context: Context) -> None:
         """Serve until the worker ends."""
+        self._context = context
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_late)
-            async for message in self._context.inbox:
+            async for message in context.inbox:
                 self._on(message)  # type: ignore[arg-type]
             nursery.cancel_scope.cancel()
 
@@ -146,8 +149,12 @@ class DecodeActor:
         self._entries[key] = Entry(message, message.router, message.prefill, blocks)
         self._attempts[admit.request_id] = admit.attempt
         self._context.monitor(admit.gateway)
-        self._context.monitor(message.prefill)
         self._context.post(admit.gateway, Placed(request_id=key[0], attempt=key[1], decode=self._context.address))
+        trail = (*message.trail, (Span.HOP, received), (Span.KV_LEASE_WAIT, now_ns()))
+        if message.prefill is None:
+            self._compute_here(self._entries[key], trail)
+            return
+        self._context.monitor(message.prefill)
         self._context.post(
             message.prefill,
             Prefill(
@@ -164,8 +171,34 @@ class DecodeActor:
                 priority=admit.priority,
                 deadline_ns=admit.deadline_ns,
                 prompt_logprobs=admit.prompt_logprobs,
-                trail=(*message.trail, (Span.HOP, received), (Span.KV_LEASE_WAIT, now_ns())),
+                trail=trail,
             ),
+        )
+
+    def _compute_here(self, entry: Entry, trail: Trail) -> None:
+        """A short prompt is not worth a hand-over: its chunks run between our own steps."""
+        admit = entry.expect.admit
+        self._book.adopt(entry.blocks)
+        entry.state = "running"
+        entry.sequence = self._sequence(entry, list(admit.tokens), 0, trail)
+        self._running[entry.sequence.id] = entry
+        self._host.submit(Add(entry.sequence))
+
+    def _sequence(self, entry: Entry, tokens: list[int], n_computed: int, trail: Trail) -> Sequence:
+        admit = entry.expect.admit
+        return Sequence(
+            id=self._host.next_id(),
+            side="decode",
+            request_id=admit.request_id,
+            attempt=admit.attempt,
+            tokens=tokens,
+            n_prompt=admit.n_prompt,
+            sampling=admit.sampling,
+            stopping=admit.stopping,
+            blocks=list(entry.blocks),
+            n_computed=n_computed,
+            prompt_logprobs=admit.prompt_logprobs if n_computed == 0 else -1,
+            trail=list(trail),
         )
 
     def _on_prefilled(self, message: Prefilled) -> None:
@@ -188,19 +221,7 @@ class DecodeActor:
         self._book.adopt(entry.blocks)
         admit = entry.expect.admit
         entry.state = "running"
-        entry.sequence = Sequence(
-            id=self._host.next_id(),
-            side="decode",
-            request_id=admit.request_id,
-            attempt=admit.attempt,
-            tokens=[*admit.tokens, *first.ids],
-            n_prompt=admit.n_prompt,
-            sampling=admit.sampling,
-            stopping=admit.stopping,
-            blocks=list(entry.blocks),
-            n_computed=len(admit.tokens),
-            trail=list(trail),
-        )
+        entry.sequence = self._sequence(entry, [*admit.tokens, *first.ids], len(admit.tokens), trail)
         self._running[entry.sequence.id] = entry
         self._host.submit(Join(entry.sequence, message.checksums, len(entry.blocks) if message.checksums else 0))
 
@@ -223,6 +244,7 @@ class DecodeActor:
 
     def _cancel(self, entry: Entry) -> None:
         if entry.state == "leased":
+            assert entry.prefill is not None
             entry.state = "revoking"
             self._book.quarantine(entry.blocks)
             self._context.post(
@@ -273,7 +295,8 @@ class DecodeActor:
         first, logprobs = entry.first, (advance.logprobs,) if advance.logprobs is not None else ()
         key, finish = entry.key, advance.finish or ""
         if first is None:
-            return Row(*key, advance.index, (advance.token,), advance.trail, finish, logprobs)
+            scores = tuple(advance.sequence.scores) if advance.index + 1 == advance.sequence.n_generated == 1 else ()
+            return Row(*key, advance.index, (advance.token,), advance.trail, finish, logprobs, 0, scores)
         entry.first = None
         return Row(
             *key,
@@ -316,10 +339,10 @@ class DecodeActor:
                     nursery.start_soon(self._send_when_free, gateway)
 
     async def _send_when_free(self, gateway: Address) -> None:
-        await self._context.wait_for_credit(gateway)
-        rows = self._unsent.pop(gateway, None)
-        if rows:
-            self._send({gateway: rows})
+        while rows := self._unsent.get(gateway):
+            self._unsent[gateway] = []
+            await self._context.send(gateway, self._frame(rows))
+        self._unsent.pop(gateway, None)
 
     def _displace(self, entry: Entry, reason: str, dead: tuple[Address, ...] = ()) -> None:
         self._context.post(entry.expect.admit.gateway, Displaced(request_id=entry.key[0], attempt=entry.key[1], reason=reason, dead=dead))

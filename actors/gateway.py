@@ -95,20 +95,22 @@ class Flight:
 
 
 class GatewayActor:
-    def __init__(self, context: Context, *, max_attempts: int, on_event: Callable[[str], None]) -> None:
+    _context: Context
+
+    def __init__(self, *, max_attempts: int, on_event: Callable[[str], None]) -> None:
         """`on_event` counts what happens: admitted, retried, stale mail, violation (a token came twice and differed, or one is missing)."""
-        self._context, self._max_attempts, self._on_event = context, max_attempts, on_event
+        self._max_attempts, self._on_event = max_attempts, on_event
         self._flights: dict[str, Flight] = {}
         self._router: Address | None = None
 
-    async def run(self) -> None:
+    async def run(self, context: Context) -> None:
         """Serve until the worker ends; whatever still flies then ends in a typed error."""
+        self._context = context
         try:
-            async for message in self._context.inbox:
+            async for message in context.inbox:
                 self._on(message)  # type: ignore[arg-type]
         finally:
-            for flight in list(self._flights.values()):
-                self._end(flight, error=Unavailable("the gateway stopped; try again"))
+            self.end_all(Unavailable("the gateway stopped; try again"))
 
     @property
     def n_flights(self) -> int:
@@ -125,6 +127,12 @@ class GatewayActor:
             return
         if not flight.ended:
             self._cancel(flight, reason)
+
+    def end_all(self, error: RequestError) -> None:
+        """Whatever still flies ends in this error."""
+        for flight in list(self._flights.values()):
+            self._cancel(flight, error.code)
+            self._end(flight, error=error)
 
     def _cancel(self, flight: Flight, reason: str) -> None:
         to = flight.decode or self._router

@@ -5,11 +5,8 @@ token to the gateway, Prefilled or Returned to the decode worker: one of the two
 decode actor lives in the same worker, the leased blocks are computed in place and no byte moves. Ends with its worker.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
-
-from relay.runtime.node import Context
 
 from relay.clock import now_ns
 from relay.engine.engine import Add, Drop
@@ -18,8 +15,10 @@ from relay.engine.report import Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId, Target
 from relay.kv.book import BlockBook
 from relay.kv.memory import KVMemory
+from relay.kv.pools import Pools
 from relay.ledger.spans import Span
 from relay.messages import Address, Announced, Down, Left, Prefill, Prefilled, PrefillInbox, Returned, Revoke, Row, Tokens, Up
+from relay.runtime.node import Context
 
 JobKey = tuple[Address, str, int]
 
@@ -36,26 +35,19 @@ class Job:
 
 
 class PrefillActor:
-    def __init__(
-        self,
-        context: Context,
-        host: EngineHost,
-        book: BlockBook,
-        memory: KVMemory,
-        open_pool: Callable[[Address], KVMemory | None],
-        worker: str,
-    ) -> None:
-        """`open_pool` maps a decode worker's pool; `memory` itself for one in this worker; None for one that is gone."""
-        self._context, self._host, self._book, self._memory = context, host, book, memory
-        self._open_pool, self._worker = open_pool, worker
+    _context: Context
+
+    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, pools: Pools, worker: str) -> None:
+        self._host, self._book, self._memory, self._pools, self._worker = host, book, memory, pools, worker
         self._jobs: dict[JobKey, Job] = {}
         self._computing: dict[SequenceId, JobKey] = {}
         self._router: Address | None = None
         host.subscribe(self._on_report)
 
-    async def run(self) -> None:
+    async def run(self, context: Context) -> None:
         """Serve until the worker ends."""
-        async for message in self._context.inbox:
+        self._context = context
+        async for message in context.inbox:
             self._on(message)  # type: ignore[arg-type]
 
     def _on(self, message: PrefillInbox) -> None:
@@ -88,7 +80,7 @@ class PrefillActor:
         )
 
     def _on_prefill(self, message: Prefill) -> None:
-        memory = self._open_pool(message.decode)
+        memory = self._pools.open(message.decode)
         if memory is None:
             return  # dead already: nobody waits for an answer
         self._context.monitor(message.decode)
@@ -140,6 +132,7 @@ class PrefillActor:
 
     def _on_down(self, address: Address) -> None:
         """A decode worker is dead: its pool is a ghost that only we still map. A new memfd serves its next epoch."""
+        self._pools.close(address)
         for key, job in list(self._jobs.items()):
             if key[0] == address:
                 if job.sequence is None:

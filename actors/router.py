@@ -13,7 +13,6 @@ from typing import assert_never
 
 import structlog
 import trio
-from relay.runtime.node import Context
 
 from relay.clock import now_ns
 from relay.config import RouterConfig
@@ -35,6 +34,7 @@ from relay.messages import (
     Up,
 )
 from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, choose_decode, choose_prefill
+from relay.runtime.node import Context
 
 log = structlog.get_logger()
 
@@ -56,8 +56,10 @@ class Queued:
 
 
 class RouterActor:
-    def __init__(self, context: Context, config: RouterConfig) -> None:
-        self._context, self._config = context, config
+    _context: Context
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
         self._prefill: dict[Address, WorkerLoad] = {}
         self._decode: dict[Address, WorkerLoad] = {}
         self._places: dict[Key, Place] = {}
@@ -66,11 +68,12 @@ class RouterActor:
         self._turn = 0
         self._dead: dict[Address, None] = {}
 
-    async def run(self) -> None:
+    async def run(self, context: Context) -> None:
         """Serve until the worker ends."""
+        self._context = context
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._expire)
-            async for message in self._context.inbox:
+            async for message in context.inbox:
                 self._on(message)  # type: ignore[arg-type]
             nursery.cancel_scope.cancel()
 

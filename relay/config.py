@@ -27,8 +27,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     source: Annotated[str, _doc("pypi:PACKAGE==VERSION/path/in/wheel, or the path of a .gguf file")]
     name: Annotated[str, _doc("the name clients use in `model`", min_length=1, max_length=128)]
-    sha256: Annotated[str | None, _doc("of the model file; a file that differs is refused", pattern="^[0-9a-f]{64}$")] = None
-    max_context: Annotated[int | None, _doc("tokens of prompt and answer together; default: what the model was trained for", ge=16)] = None
+    sha256: Annotated[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None, _doc("of the model file; a file that differs is refused")] = (
+        None
+    )
+    max_context: Annotated[
+        Annotated[int, Meta(ge=16)] | None, _doc("tokens of prompt and answer together; default: what the model was trained for")
+    ] = None
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +47,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keepalive_comment_s: Annotated[float, _doc("an SSE comment when a stream has been silent so long; 0 is never", ge=0)] = 10.0
     max_attempts: Annotated[int, _doc("placements of one request that may fail without a new token in between", ge=1)] = 5
     keep_ledgers: Annotated[int, _doc("ended requests whose ledger stays readable", ge=0)] = 4096
-    default_max_tokens: Annotated[int | None, _doc("where a request gives none; default: the room left in the context", ge=1)] = None
+    default_max_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None, _doc("where a request gives none; default: the room left in the context")
+    ] = None
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +99,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     count: Annotated[int, _doc("how many such processes", ge=1, le=64)] = 1
     threads: Annotated[int | Literal["auto"], _doc("compute threads; auto: one per core, an idle worker uses none")] = "auto"
     affinity: Annotated[tuple[int, ...], _doc("cores to stay on; empty: any")] = ()
-    kv_memory_mib: Annotated[int | None, _doc("KV pool; default: engine.kv_memory_mib", ge=1)] = None
+    kv_memory_mib: Annotated[Annotated[int, Meta(ge=1)] | None, _doc("KV pool; default: engine.kv_memory_mib")] = None
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -111,9 +111,9 @@ class Engine:
                     sequence.trail.append((Span.KV_VERIFY, now_ns()))
                     self._running[sequence.id] = sequence
             case Drop(id):
-                sequence = self._running.pop(id, None) or self._waiting.pop(id, None)
-                if sequence is not None:
-                    report.gone.append(sequence)
+                dropped = self._running.pop(id, None) or self._waiting.pop(id, None)
+                if dropped is not None:
+                    report.gone.append(dropped)
                     self._reserve()
 
     def _verify(self, sequence: Sequence, checksums: bytes, n_checked: int) -> str:

@@ -30,6 +30,14 @@ class EngineHost:
         """Taken at the next step; wakes an idle engine."""
         self._thread.submit(job)
 
+    @property
+    def n_running(self) -> int:
+        return self._engine.n_running
+
+    @property
+    def n_waiting(self) -> int:
+        return self._engine.n_waiting
+
     def progress(self) -> tuple[int, float]:
         """Steps so far, and the age in seconds of the one that runs (0 between steps)."""
         return self._thread.steps, self._thread.step_age_s()

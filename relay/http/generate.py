@@ -121,7 +121,7 @@ class Endpoint(ABC, Generic[Request]):
         options = request.options
         seed = options.seed if options.seed is not None else secrets.randbits(63)
         alone = len(prompts) * options.best_of == 1
-        choices = []
+        choices: list[Choice] = []
         for prompt in prompts:
             stopping = self._stopping(options, len(prompt.ids))
             for draw in range(options.best_of):
@@ -161,8 +161,8 @@ class Endpoint(ABC, Generic[Request]):
         elif max_tokens > room:
             text = f"`max_tokens` is {max_tokens} and the prompt has {n_prompt} tokens; {self._served.max_context} fit together"
             raise ContextTooLong(text, param="max_tokens")
-        eos = () if options.ignore_eos else self._tokenizer.eos_ids
-        stop_ids = tuple(dict.fromkeys((*eos, *options.stop_ids)))
+        eos_ids: tuple[int, ...] = () if options.ignore_eos else self._tokenizer.eos_ids
+        stop_ids = tuple(dict.fromkeys((*eos_ids, *options.stop_ids)))
         return Stopping(max_tokens=max(1, max_tokens), min_tokens=options.min_tokens, stop_ids=stop_ids)
 
     async def _whole(self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], choices: list[Choice], bell: Bell) -> None:
@@ -302,8 +302,7 @@ class ChatEndpoint(Endpoint[ChatRequest]):
             self._template,
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            **request.template_kwargs,
+            extra=request.template_kwargs,
         )
         if not ids:
             raise InvalidRequest("the messages render to an empty prompt; send some content", param="messages")

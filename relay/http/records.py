@@ -54,7 +54,7 @@ class Records:
     """At most `limit`; the oldest goes first. A client's ID names the latest request that used it."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._records: OrderedDict[str, Record] = OrderedDict()
         self._by_client: dict[str, str] = {}
 
@@ -62,7 +62,7 @@ class Records:
         self._records[kept.request_id] = kept
         if kept.client_request_id is not None:
             self._by_client[kept.client_request_id] = kept.request_id
-        while len(self._records) > self._limit:
+        while len(self._records) > self.limit:
             _, old = self._records.popitem(last=False)
             if old.client_request_id is not None and self._by_client.get(old.client_request_id) == old.request_id:
                 del self._by_client[old.client_request_id]

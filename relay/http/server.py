@@ -5,7 +5,6 @@ as HTTP/1.1; one that starts with HTTP/2's preface is answered 400. Hypercorn sh
 limit on a client that takes nothing is set here, where the socket is: it is closed, and the application hears of it as a disconnect.
 """
 
-import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import chain
@@ -103,12 +102,11 @@ class HttpServer:
         self._config.errorlog = None
         self._config.h11_max_incomplete_size = 64 << 10
         self._context = WorkerContext(None)
-        self._accepting = trio.CancelScope()
         Http1Protocol.next_request_id = next_request_id
-        tcp_server.ProtocolWrapper = _Http1Wrapper  # type: ignore[misc]
+        tcp_server.ProtocolWrapper = _Http1Wrapper  # type: ignore[attr-defined]
         self._connection_class = type("Connection", (Connection,), {"write_timeout_s": write_timeout_s})
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self) -> None:
         """Serve until cancelled."""
         sockets = self._config.create_sockets()
         listeners = []
@@ -117,12 +115,7 @@ class HttpServer:
             listeners.append(trio.SocketListener(trio.socket.from_stdlib_socket(sock)))
         handler = partial(self._connection_class, wrap_app(self._app, 0, "asgi"), self._config, self._context, ConnectionState({}))
         async with trio.open_nursery() as connections:
-            with self._accepting:
-                await trio.serve_listeners(partial(_serve, handler), listeners, handler_nursery=connections, task_status=task_status)
-
-    async def drain(self) -> None:
-        """Close connections as their answers end; idle ones at once. New ones are still accepted, to be answered 503."""
-        await self._context.terminated.set()
+            await trio.serve_listeners(partial(_serve, handler), listeners, handler_nursery=connections)
 
 
 async def _serve(handler: Callable[[Any], Any], stream: trio.SocketStream) -> None:
@@ -133,6 +126,3 @@ async def _serve(handler: Callable[[Any], Any], stream: trio.SocketStream) -> No
         pass
     except* Exception as group:
         log.error("a connection failed", exc_info=group)
-
-
-NEVER = math.inf

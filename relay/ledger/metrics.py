@@ -15,8 +15,8 @@ from relay.ledger.spans import Span
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 
 _PARTS = {
     "queue": (
@@ -60,18 +60,18 @@ class GatewayMetrics:
         self.cached_tokens = Counter("relay_cached_prompt_tokens", "Of these, found in a prefix cache", registry=r)
         self.generated_tokens = Counter("relay_generated_tokens", "Tokens that reached clients", registry=r)
         self.ttft = Histogram(
-            "gen_ai_server_time_to_first_token_seconds", "From the request's first byte to its first token", buckets=_SECONDS, registry=r
+            "gen_ai_server_time_to_first_token_seconds", "From the request's first byte to its first token", buckets=SECONDS, registry=r
         )
         self.tpot = Histogram(
             "gen_ai_server_time_per_output_token_seconds",
             "Mean time of a token after the first, by request",
-            buckets=_TOKEN_SECONDS,
+            buckets=TOKEN_SECONDS,
             registry=r,
         )
-        self.itl = Histogram("relay_inter_token_seconds", "Between two tokens of one choice", buckets=_TOKEN_SECONDS, registry=r)
-        self.duration = Histogram("gen_ai_server_request_duration_seconds", "Whole request", buckets=_SECONDS, registry=r)
+        self.itl = Histogram("relay_inter_token_seconds", "Between two tokens of one choice", buckets=TOKEN_SECONDS, registry=r)
+        self.duration = Histogram("gen_ai_server_request_duration_seconds", "Whole request", buckets=SECONDS, registry=r)
         self.parts = {
-            part: Histogram(f"relay_{part}_seconds", f"Time a request spent in {part}, from its ledger", buckets=_SECONDS, registry=r)
+            part: Histogram(f"relay_{part}_seconds", f"Time a request spent in {part}, from its ledger", buckets=SECONDS, registry=r)
             for part in _PARTS
         }
         self.unaccounted = Histogram(
@@ -89,21 +89,6 @@ class GatewayMetrics:
             self.parts[part].observe(sum(ledger[span] for span in spans) / 1e9)
         self.unaccounted.observe(ledger[Span.UNACCOUNTED] / 1e9)
         self.duration.observe(ledger.wall_ns / 1e9)
-
-
-class EngineMetrics:
-    """What a prefill or decode worker does."""
-
-    def __init__(self) -> None:
-        self.registry = r = CollectorRegistry()
-        self.steps = Counter("relay_steps", "Engine steps", registry=r)
-        self.step_seconds = Histogram("relay_step_seconds", "Length of a step", buckets=_TOKEN_SECONDS, registry=r)
-        self.prefill_tokens = Counter("relay_prefill_tokens_computed", "Prompt tokens computed", registry=r)
-        self.decode_rows = Counter("relay_decode_rows_computed", "Tokens generated", registry=r)
-        self.preemptions = Counter("relay_preemptions", "Sequences that lost their blocks", registry=r)
-        self.running = Gauge("relay_sequences_running", "In the decode batch", registry=r)
-        self.waiting = Gauge("relay_sequences_waiting", "Prompts being computed or waiting for it", registry=r)
-        self.blocks = Gauge("relay_kv_blocks", "Blocks of the KV pool", ["state"], registry=r)
 
 
 class RouterMetrics:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 
 class Chunk(NamedTuple):
-    """Take `n_tokens` of the waiting prompt number `index`."""
+    """Take `n_tokens` of the waiting prompt number `prompt`."""
 
-    index: int
+    prompt: int
     n_tokens: int
 
 

@@ -1,0 +1,31 @@
+"""The command line: `relay serve`, `relay check`, `relay chat`. An expected failure is one clear line and exit status 1."""
+
+import sys
+
+import click
+
+from relay import __version__
+from relay.cli.chat import chat
+from relay.cli.check import check
+from relay.cli.serve import serve
+from relay.errors import StartError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="relay")
+def cli() -> None:
+    """Serve large language models; every request accounted for, none lost."""
+
+
+cli.add_command(serve)
+cli.add_command(check)
+cli.add_command(chat)
+
+
+def main() -> None:
+    """Entry point of the `relay` command."""
+    try:
+        cli()
+    except StartError as error:
+        click.echo(f"relay: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,53 @@
+"""`relay check CONFIG`: validate a config and explain what it would start, without starting anything."""
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from relay import config as configuration
+from relay.cli.progress import model_progress
+from relay.plan import EngineTask, Plan
+from relay.serve import fetch_and_plan
+
+_MIB = 1 << 20
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+def check(config: Path) -> None:
+    """Validate CONFIG (a YAML file) and explain what it would start and the memory it takes. Fetches the model to know its shape."""
+    settings = configuration.load(config)
+    console = Console(highlight=False)
+    with model_progress(console) as progress:
+        plan = fetch_and_plan(settings, progress)
+    explain(plan, console)
+
+
+def explain(plan: Plan, console: Console) -> None:
+    """Print a plan."""
+    spec, config = plan.spec, plan.config
+    console.print(
+        f"model       {config.model.name}: {spec.architecture}, {spec.n_layers} layers, hidden {spec.hidden}, vocabulary {spec.vocab_size}"
+    )
+    console.print(f"contexts    up to {plan.max_context} tokens, prompt and answer together (the model was trained for {spec.max_context})")
+    console.print(f"listens on  {config.gateway.bind}")
+    console.print(f"placement   {config.router.placement}; at most {config.router.max_queue} requests wait")
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("process", "actors", "threads", "weights MiB", "KV pool MiB", "KV tokens", "batch"):
+        table.add_column(column, justify="left" if column in ("process", "actors") else "right")
+    for worker in plan.workers:
+        row = [worker.name, ", ".join(worker.actors)]
+        if isinstance(worker.task, EngineTask):
+            layout = worker.task.layout
+            row += [
+                str(worker.task.threads),
+                f"{plan.weight_bytes / _MIB:.0f}",
+                f"{layout.pool_bytes / _MIB:.0f}",
+                str(layout.n_blocks * layout.block_tokens),
+                str(config.engine.max_running),
+            ]
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"memory      {plan.total_bytes / _MIB:.0f} MiB of weights and KV in all, beside what Python and torch take themselves")

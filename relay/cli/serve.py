@@ -1,0 +1,80 @@
+"""`relay serve CONFIG`: start everything, say what was started, process by process, and serve until told to stop."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+import trio
+from rich.console import Console
+
+from relay import config as configuration
+from relay import log
+from relay.cli.progress import model_progress
+from relay.errors import StartError
+from relay.plan import Plan
+from relay.serve import Announcements, fetch_and_plan
+from relay.serve import serve as run_server
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--bind", metavar="HOST:PORT", help="Listen here instead of where the config says.")
+def serve(config: Path, bind: str | None) -> None:
+    """Serve the model that CONFIG (a YAML file) names."""
+    settings = configuration.load(config)
+    if bind is not None:
+        configuration.split_bind(bind)
+        settings = msgspec.structs.replace(settings, gateway=msgspec.structs.replace(settings.gateway, bind=bind))
+    console = Console(stderr=False, highlight=False, soft_wrap=True)
+    log.configure("root", level="warning" if console.is_terminal else settings.log.level)
+    with model_progress(console) as progress:
+        plan = fetch_and_plan(settings, progress)
+    printer = _Printer(console)
+    try:
+        trio.run(run_server, plan, Announcements(printer.on_event, printer.on_plan, printer.on_ready))
+    except* StartError as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        console.print(f"relay: {first}", markup=False)
+        sys.exit(1)
+
+
+class _Printer:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._model = ""
+
+    def on_plan(self, plan: Plan, url: str) -> None:
+        self._model = plan.config.model.name
+        pools = sum(worker.pool is not None for worker in plan.workers)
+        self._console.print(
+            f"RelayServe: {self._model} on {url}, {len(plan.workers)} processes, contexts up to {plan.max_context} tokens, "
+            f"{plan.total_bytes / (1 << 20):.0f} MiB for {pools} engine worker(s)"
+        )
+        for worker in plan.workers:
+            pool = f", KV pool {worker.pool.pool_bytes / (1 << 20):.0f} MiB" if worker.pool else ""
+            self._console.print(f"  {worker.name:<12} {', '.join(worker.actors)}{pool}", markup=False)
+
+    def on_event(self, name: str, /, **fields: str | int | float) -> None:
+        match name:
+            case "worker_started":
+                text = f"  {fields['worker']:<12} started, pid {fields['pid']}"
+            case "worker_ready":
+                text = f"  {fields['worker']:<12} ready after {fields['in_s']:.1f} s"
+            case "worker_died":
+                text = f"  {fields['worker']:<12} ended: {fields['reason']}"
+            case "draining":
+                text = f"draining {fields['workers']}"
+            case "drained":
+                text = "drained"
+            case _:
+                text = f"  {fields.get('worker', '')!s:<12} {name.replace('_', ' ')}"
+        self._console.print(text, markup=False)
+
+    def on_ready(self, url: str) -> None:
+        body = f'{{"model": "{self._model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "stream": true}}'
+        command = f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+        self._console.print(f"ready. Try:\n  {command}", markup=False)

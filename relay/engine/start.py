@@ -1,0 +1,63 @@
+"""From a model file and a pool to an engine that has computed once: weights, runner, warm-up, and what this machine can do at best."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from relay.config import EngineConfig
+from relay.engine.engine import Engine
+from relay.engine.host import EngineHost
+from relay.engine.reference_runner import ReferenceRunner
+from relay.engine.roofline import StepCost, measure
+from relay.engine.runner import Batch, Runner
+from relay.kv.book import BlockBook
+from relay.kv.memory import KVMemory
+from relay.model.gguf_weights import load_gguf
+from relay.model.size import n_matrix_weights
+from relay.policy.batching import StepClock
+
+
+def start_engine(config: EngineConfig, model_path: Path, memory: KVMemory, book: BlockBook, *, threads: int) -> EngineHost:
+    """Raises ModelError."""
+    torch.set_num_threads(threads)
+    weights = load_gguf(model_path)
+    runner = ReferenceRunner(memory, weights)
+    spec, layout = weights.spec, memory.layout
+    tile_ms = _warm_up(runner)
+    roofline = measure()
+    cost = StepCost(
+        weight_bytes=4 * n_matrix_weights(spec),
+        flops_per_row=2 * n_matrix_weights(spec),
+        kv_token_bytes=layout.block_bytes // layout.block_tokens,
+    )
+    engine = Engine(
+        runner,
+        book,
+        StepClock(runner.tile_rows, config.max_step_ms, tile_ms),
+        max_running=config.max_running,
+        max_chunk_tokens=config.max_chunk_tokens,
+        floor_ns=lambda n_rows, n_kv_tokens: cost.floor_ns(roofline, n_rows, n_kv_tokens),
+    )
+    return EngineHost(engine, max_running=config.max_running, on_thread_start=lambda: torch.set_num_threads(threads))
+
+
+def _warm_up(runner: Runner) -> float:
+    """Milliseconds of a full tile; the first calls also build what libraries build lazily. Nobody holds a block yet."""
+    n_rows = min(runner.tile_rows, runner.layout.block_tokens)
+    nothing = np.empty(0, dtype=np.int32)
+    batch = Batch(
+        np.zeros(n_rows, dtype=np.int32),
+        np.arange(n_rows, dtype=np.int32),
+        np.zeros(n_rows, dtype=np.int32),
+        np.zeros((1, 1), dtype=np.int32),
+        nothing,
+        (),
+    )
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        runner.step(batch)
+        times.append(1e3 * (time.perf_counter() - started))
+    return min(times)

@@ -1,0 +1,98 @@
+"""Routes about the server: models, health, metrics, ledgers, KV pools. Each answers for the whole server, whichever gateway is asked."""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import trio
+
+from relay.errors import NotFound
+from relay.http.exchange import Exchange
+from relay.http.generate import Served
+from relay.http.records import Records, encode
+from relay.ledger.metrics import Family, render
+from relay.openai.models import Model, model_card, model_list
+from relay.runtime.frames import Answers
+
+_ANSWER_WITHIN_S = 1.0
+_FAMILIES = msgspec.msgpack.Decoder(list[Family])
+
+Ask = Callable[[str, bytes, float], Awaitable[Answers]]
+
+
+class ServerRoutes:
+    """`ask` reaches every worker; who does not answer in time is named, never left out in silence."""
+
+    def __init__(self, ask: Ask, records: Records, served: Served) -> None:
+        self._ask, self._records, self._served = ask, records, served
+        self.is_draining: Callable[[], bool] = lambda: False
+
+    def table(self) -> dict[str, Callable[[Exchange], Awaitable[None]]]:
+        return {
+            "GET /healthz": self.healthz,
+            "GET /readyz": self.readyz,
+            "GET /metrics": self.metrics,
+            "GET /v1/models": self.models,
+            "GET /v1/models/{name:path}": self.model,
+            "GET /v1/requests/{id}/ledger": self.ledger,
+            "GET /debug/kv": self.kv,
+        }
+
+    async def healthz(self, exchange: Exchange) -> None:
+        """This process turns."""
+        await exchange.respond(200, b'{"status":"ok"}')
+
+    async def readyz(self, exchange: Exchange) -> None:
+        """200 only if a request would be served: a router is there and has a prefill and a decode worker to place on."""
+        why = ""
+        if self.is_draining():
+            why = "draining"
+        else:
+            answers = await self._ask("ready", b"", _ANSWER_WITHIN_S)
+            if b"yes" not in answers.answers.values():
+                why = "workers are starting" if b"no" in answers.answers.values() else "the router does not answer"
+        if why:
+            await exchange.respond(503, msgspec.json.encode({"status": "unavailable", "reason": why}), headers={"Retry-After": "1"})
+        else:
+            await exchange.respond(200, b'{"status":"ready"}')
+
+    async def metrics(self, exchange: Exchange) -> None:
+        answers = await self._ask("metrics", b"", _ANSWER_WITHIN_S)
+        by_worker = [(worker, _FAMILIES.decode(body)) for worker, body in sorted(answers.answers.items())]
+        silent = Family(
+            "relay_scrape_silent",
+            "gauge",
+            "Workers that did not answer this scrape",
+            [("relay_scrape_silent", {"silent": worker}, 1.0) for worker in answers.silent],
+        )
+        page = await trio.to_thread.run_sync(render, [*by_worker, ("supervisor", [silent])])
+        await exchange.respond(200, page, content_type=b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self, exchange: Exchange) -> None:
+        await exchange.respond(200, model_list([self._model()]))
+
+    async def model(self, exchange: Exchange) -> None:
+        name = exchange.scope["path_params"]["name"]
+        if name != self._served.name:
+            raise NotFound(f"the model `{name}` is not served here; `{self._served.name}` is", param="model")
+        await exchange.respond(200, model_card(self._model()))
+
+    async def ledger(self, exchange: Exchange) -> None:
+        """Where a request's time went, by our ID or the client's."""
+        name = exchange.scope["path_params"]["id"]
+        found = self._records.find(name)
+        body = encode(found) if found is not None else b""
+        if not body:
+            answers = await self._ask("ledger", name.encode(), _ANSWER_WITHIN_S)
+            body = next(iter(answers.answers.values()), b"")
+        if not body:
+            raise NotFound(f"no ended request `{name}` is on record; the last {self._records.limit} of each gateway are")
+        await exchange.respond(200, body)
+
+    async def kv(self, exchange: Exchange) -> None:
+        """Every pool's blocks by state, and whether they add up."""
+        answers = await self._ask("kv", b"", _ANSWER_WITHIN_S)
+        pools = {worker: msgspec.json.decode(body) for worker, body in sorted(answers.answers.items())}
+        await exchange.respond(200, msgspec.json.encode({"pools": pools, "silent": answers.silent}))
+
+    def _model(self) -> Model:
+        return Model(id=self._served.name, created=self._served.created, max_model_len=self._served.max_context)

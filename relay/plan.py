@@ -1,0 +1,152 @@
+"""What a config and a model come to: which processes, which actors in them, how much memory. Made once by the root, before anything starts.
+
+Nothing here is measured or allocated, so `relay check` can show all of it. Each worker gets its own part as the payload of `Start`.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from relay.config import Config, Role, WorkerConfig
+from relay.errors import ConfigError
+from relay.kv.layout import KVLayout
+from relay.model.gguf_metadata import read_metadata
+from relay.model.size import n_weights
+from relay.model.spec import ModelSpec, spec_from_gguf
+
+
+class GatewayTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Payload of a gateway worker."""
+
+    config: Config
+    model_path: str
+    actor: str
+    max_context: int
+    created: int
+
+
+class RouterTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Payload of the router's worker."""
+
+    config: Config
+    actor: str
+
+
+class EngineTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Payload of a prefill, decode or aggregated worker. actors: by role."""
+
+    config: Config
+    model_path: str
+    actors: dict[Role, str]
+    layout: KVLayout
+    threads: int
+    affinity: tuple[int, ...]
+
+
+Task = GatewayTask | RouterTask | EngineTask
+
+
+class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """One process. `pool` is the layout of its KV memory, where it has any."""
+
+    name: str
+    task: Task
+    drain_rank: int
+    pool: KVLayout | None = None
+
+    @property
+    def actors(self) -> tuple[str, ...]:
+        return tuple(self.task.actors.values()) if isinstance(self.task, EngineTask) else (self.task.actor,)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole server. `weight_bytes` is what one engine worker holds of the model; `max_context` what a request can have here."""
+
+    config: Config
+    spec: ModelSpec
+    weight_bytes: int
+    max_context: int
+    workers: tuple[PlannedWorker, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        pools = [worker.pool.pool_bytes for worker in self.workers if worker.pool is not None]
+        return sum(pools) + self.weight_bytes * len(pools)
+
+
+def make_plan(config: Config, model_path: Path, created: int) -> Plan:
+    """Raises ModelError for a model that is not served, ConfigError for a pool too small to serve with."""
+    spec = spec_from_gguf(read_metadata(model_path))
+    engines: list[PlannedWorker] = []
+    counts: dict[Role, int] = {}
+    for worker in config.workers:
+        for number in range(worker.count):
+            actors: dict[Role, str] = {}
+            for role in worker.roles:
+                actors[role] = f"{role}/{counts.get(role, 0)}"
+                counts[role] = counts.get(role, 0) + 1
+            layout = _layout(config, worker, spec)
+            task = EngineTask(
+                config=config,
+                model_path=str(model_path),
+                actors=actors,
+                layout=layout,
+                threads=threads_of(worker),
+                affinity=worker.affinity,
+            )
+            engines.append(PlannedWorker(name=f"{worker.name}-{number}", task=task, drain_rank=2, pool=layout))
+    max_context = min(spec.max_context, config.model.max_context or spec.max_context, *_largest_pools(engines))
+    gateways = [
+        PlannedWorker(
+            name=f"gateway-{i}",
+            task=GatewayTask(config=config, model_path=str(model_path), actor=f"gateway/{i}", max_context=max_context, created=created),
+            drain_rank=0,
+        )
+        for i in range(config.gateway.workers)
+    ]
+    router = PlannedWorker(name="router-0", task=RouterTask(config=config, actor="router/0"), drain_rank=1)
+    return Plan(
+        config=config,
+        spec=spec,
+        weight_bytes=4 * n_weights(spec),
+        max_context=max_context,
+        workers=(*gateways, router, *engines),
+    )
+
+
+def threads_of(worker: WorkerConfig) -> int:
+    """`auto` is every core that it may run on: an idle worker uses none of them."""
+    if worker.threads != "auto":
+        return worker.threads
+    return len(worker.affinity) or len(os.sched_getaffinity(0))
+
+
+def _layout(config: Config, worker: WorkerConfig, spec: ModelSpec) -> KVLayout:
+    engine = config.engine
+    one = KVLayout(
+        n_layers=spec.n_layers,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        block_tokens=engine.block_tokens,
+        dtype=engine.kv_dtype,
+        n_blocks=1,
+    )
+    memory = (worker.kv_memory_mib or engine.kv_memory_mib) << 20
+    n_blocks = memory // one.block_bytes
+    if n_blocks < 2:
+        need = -(-2 * one.block_bytes >> 20)
+        raise ConfigError(
+            f"worker `{worker.name}`: kv_memory_mib is {memory >> 20}, and two blocks of this model take {need} MiB; give it more"
+        )
+    return msgspec.structs.replace(one, n_blocks=n_blocks)
+
+
+def _largest_pools(engines: list[PlannedWorker]) -> list[int]:
+    """Tokens that the largest pool of each role holds; a request needs one of each."""
+    largest: dict[Role, int] = {}
+    for worker in engines:
+        assert isinstance(worker.task, EngineTask)
+        for role in worker.task.actors:
+            largest[role] = max(largest.get(role, 0), worker.task.layout.n_blocks * worker.task.layout.block_tokens)
+    return list(largest.values())

@@ -1,0 +1,114 @@
+"""The root process: from a config to a running server, and to an end that leaves nothing behind.
+
+It fetches the model, plans, binds the listening socket, holds every pool's memfd, and supervises. Workers never outlive it.
+"""
+
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import trio
+
+from relay.config import Config, split_bind
+from relay.errors import StartError
+from relay.kv.memory import create
+from relay.model.source import Progress, resolve
+from relay.plan import Plan, PlannedWorker, make_plan
+from relay.runtime.run_directory import run_directory
+from relay.runtime.supervisor import OnEvent, Supervisor, WorkerSpec
+
+WORKER_COMMAND = (sys.executable, "-m", "relay.worker")
+
+
+def listen(bind: str) -> socket.socket:
+    """The one listening socket; gateway workers inherit it, so that the death of one refuses nobody. Raises StartError."""
+    host, port = split_bind(bind)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(1024)
+    except OSError as error:
+        raise StartError(f"cannot listen on {bind}: {error.strerror or error}; choose another with --bind HOST:PORT") from error
+    return sock
+
+
+@dataclass
+class PoolMemory:
+    """The memfd of one worker's pool: a new one for each epoch. The root's descriptor makes the worker's death a mere unmapping."""
+
+    name: str
+    n_bytes: int
+    fds: dict[str, int] = field(default_factory=dict)
+
+    def of_epoch(self, epoch: int) -> dict[str, int]:
+        """Called when the last epoch's process has been reaped."""
+        for fd in self.fds.values():
+            os.close(fd)
+        self.fds = {}
+        self.fds = {"kv": create(f"relay-kv-{self.name}-{epoch}", self.n_bytes)}
+        return self.fds
+
+
+def worker_spec(worker: PlannedWorker, listen_fd: int) -> WorkerSpec:
+    payload = msgspec.msgpack.encode(worker.task)
+    if worker.pool is not None:
+        pool = PoolMemory(worker.name, worker.pool.pool_bytes)
+        return WorkerSpec(worker.name, payload, pool.of_epoch, share=("kv",), drain_rank=worker.drain_rank)
+    if worker.name.startswith("gateway-"):
+        return WorkerSpec(worker.name, payload, lambda epoch: {"listen": listen_fd}, drain_rank=worker.drain_rank)
+    return WorkerSpec(worker.name, payload, drain_rank=worker.drain_rank)
+
+
+@dataclass(frozen=True)
+class Announcements:
+    """Who is told what happens: the command line prints it. on_plan comes before anything starts, on_ready when requests are served."""
+
+    on_event: OnEvent
+    on_plan: Callable[[Plan, str], None]
+    on_ready: Callable[[str], None]
+
+
+def fetch_and_plan(config: Config, progress: Progress) -> Plan:
+    """Raises StartError."""
+    path = resolve(config.model.source, sha256=config.model.sha256, progress=progress)
+    return make_plan(config, path, int(time.time()))
+
+
+async def serve(plan: Plan, announce: Announcements, run_parent: Path | None = None) -> None:
+    """Serve until SIGINT or SIGTERM has drained everything. Raises StartError."""
+    with listen(plan.config.gateway.bind) as sock, run_directory(run_parent or Path(tempfile.gettempdir())) as run_dir:
+        url = _url(sock, plan.config.gateway.bind)
+        announce.on_plan(plan, url)
+        specs = [worker_spec(worker, sock.fileno()) for worker in plan.workers]
+        supervisor: Supervisor
+
+        async def on_ask(kind: str, body: bytes) -> bytes | None:
+            return msgspec.json.encode(supervisor.table()) if kind == "processes" else None
+
+        supervisor = Supervisor(run_dir, specs, plan.config.runtime, WORKER_COMMAND, announce.on_event, on_ask)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.drain_on_signal)
+            nursery.start_soon(_say_when_ready, supervisor, url, announce)
+            await supervisor.run()
+            nursery.cancel_scope.cancel()
+
+
+async def _say_when_ready(supervisor: Supervisor, url: str, announce: Announcements) -> None:
+    while b"yes" not in (await supervisor.ask("ready", b"", 1.0)).answers.values():
+        await trio.sleep(0.05)
+    announce.on_ready(url)
+
+
+def _url(sock: socket.socket, bind: str) -> str:
+    host, port = split_bind(bind)[0], sock.getsockname()[1]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,164 @@
+"""A worker process, `python -m relay.worker CONTROL_FD ROOT_PID`: what lives in it is decided by the payload of its `Start`.
+
+This and `relay.serve` are the only places that know every actor. Imports are by task: a gateway or a router never imports torch.
+"""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+import trio
+
+from relay import log
+from relay.messages import Address
+from relay.plan import EngineTask, GatewayTask, RouterTask, Task
+from relay.runtime.frames import Start
+from relay.runtime.host import Host, Hosted, run_host
+from relay.runtime.node import Context
+
+_TASK = msgspec.msgpack.Decoder(Task)
+
+
+def assemble(start: Start, fds: dict[str, int], host: Host) -> Hosted:
+    """Load what the task needs, and say what runs. Takes as long as it takes: limits count from Ready."""
+    task = _TASK.decode(start.payload)
+    log.configure(start.worker, level=task.config.log.level)
+    match task:
+        case GatewayTask():
+            return _gateway(task, fds, host)
+        case RouterTask():
+            return _router(task)
+        case EngineTask():
+            return _engine(task, fds, host)
+
+
+def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
+    from relay.actors.gateway import GatewayActor
+    from relay.errors import Draining
+    from relay.http.app import Application
+    from relay.http.generate import ChatEndpoint, CompletionEndpoint, Served
+    from relay.http.records import Records, encode
+    from relay.http.routes import ServerRoutes
+    from relay.http.server import HttpServer
+    from relay.ledger.metrics import GatewayMetrics, families
+    from relay.model.gguf_metadata import read_metadata
+    from relay.text.chat_template import ChatTemplate
+    from relay.text.tokenizer import Tokenizer
+
+    config = task.config
+    metadata = read_metadata(Path(task.model_path)).metadata
+    tokenizer = Tokenizer.from_gguf(metadata)
+    source = metadata.get("tokenizer.chat_template")
+    template = ChatTemplate.for_tokenizer(source, tokenizer) if isinstance(source, str) else None
+    served = Served(name=config.model.name, max_context=task.max_context, created=task.created)
+    metrics, records = GatewayMetrics(), Records(config.gateway.keep_ledgers)
+    actor = GatewayActor(max_attempts=config.gateway.max_attempts, on_event=metrics.on_event)
+    routes = ServerRoutes(host.ask, records, served)
+    app = Application(
+        generation={
+            "POST /v1/chat/completions": ChatEndpoint(actor, tokenizer, template, served, config.gateway).answer,
+            "POST /v1/completions": CompletionEndpoint(actor, tokenizer, template, served, config.gateway).answer,
+        },
+        plain=routes.table(),
+        metrics=metrics,
+        records=records,
+    )
+    routes.is_draining = lambda: app.draining
+    server = HttpServer(
+        app,
+        fds["listen"],
+        keep_alive_s=config.gateway.keep_alive_s,
+        write_timeout_s=config.gateway.write_timeout_s,
+        next_request_id=app.next_request_id,
+    )
+
+    async def on_ask(kind: str, body: bytes) -> bytes | None:
+        if kind == "metrics":
+            return msgspec.msgpack.encode(families(metrics.registry))
+        if kind == "ledger":
+            found = records.find(body.decode())
+            return encode(found) if found is not None else None
+        return None
+
+    async def on_drain() -> None:
+        """Running answers may finish, up to the limit; the rest end in an error event."""
+        app.draining = True
+        with trio.move_on_after(config.runtime.drain_s * 0.9):
+            await app.until_idle()
+        actor.end_all(Draining("the server went down before this was finished; try again", retry_after_s=5.0))
+        await app.until_idle()
+
+    return Hosted(actors={task.actor: actor.run}, on_ask=on_ask, on_drain=on_drain, background=[server.run])
+
+
+def _router(task: RouterTask) -> Hosted:
+    from relay.actors.router import RouterActor
+    from relay.ledger.metrics import RouterMetrics, families
+
+    actor, metrics = RouterActor(task.config.router), RouterMetrics()
+
+    async def on_ask(kind: str, body: bytes) -> bytes | None:
+        if kind == "ready":
+            return b"yes" if actor.ready() else b"no"
+        if kind == "metrics":
+            metrics.queued.set(actor.n_queued)
+            metrics.placed.set(actor.n_placed)
+            return msgspec.msgpack.encode(families(metrics.registry))
+        return None
+
+    return Hosted(actors={task.actor: actor.run}, on_ask=on_ask)
+
+
+def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:
+    if task.affinity:
+        os.sched_setaffinity(0, task.affinity)
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch loads its OpenMP: two workers share cores, and a spinner starves the other
+
+    from relay.actors.decode import DecodeActor
+    from relay.actors.prefill import PrefillActor
+    from relay.engine.metrics import EngineMetrics
+    from relay.engine.start import start_engine
+    from relay.kv.book import BlockBook
+    from relay.kv.memory import KVMemory
+    from relay.kv.pools import Pools
+    from relay.ledger.metrics import families
+
+    sys.setswitchinterval(0.0001)  # the loop and the compute thread share a GIL: 5 ms would be longer than a decode step
+    worker, epoch = host.start.worker, host.start.epoch
+    memory = KVMemory(task.layout, fds["kv"])
+    memory.populate()
+    book, metrics = BlockBook(task.layout.n_blocks), EngineMetrics()
+    engine = start_engine(task.config.engine, Path(task.model_path), memory, book, threads=task.threads)
+    engine.subscribe(metrics.on_report)
+
+    def fd_of(address: Address) -> int | None:
+        return host.peer_fds(address).get("kv")
+
+    pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), fd_of)
+    actors: dict[str, Callable[[Context], Awaitable[None]]] = {}
+    for role, name in task.actors.items():
+        if role == "prefill":
+            actors[name] = PrefillActor(engine, book, memory, pools, worker).run
+        else:
+            actors[name] = DecodeActor(engine, book, memory, worker).run
+
+    async def on_ask(kind: str, body: bytes) -> bytes | None:
+        counts = book.counts()
+        if kind == "kv":
+            return msgspec.json.encode({**msgspec.structs.asdict(counts), "problem": counts.audit()})
+        if kind == "metrics":
+            metrics.running.set(engine.n_running)
+            metrics.waiting.set(engine.n_waiting)
+            metrics.blocks_now(counts)
+            return msgspec.msgpack.encode(families(metrics.registry))
+        return None
+
+    structlog.get_logger().info("engine loaded", actors=list(actors), blocks=task.layout.n_blocks, threads=task.threads)
+    return Hosted(actors=actors, on_ask=on_ask, progress=engine.progress, background=[engine.run])
+
+
+if __name__ == "__main__":
+    run_host(int(sys.argv[1]), int(sys.argv[2]), assemble)
