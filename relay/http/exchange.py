@@ -36,6 +36,7 @@ class Exchange:
         self.ledger = Ledger(now_ns())
         self.route = scope["path"]
         self.status = 0
+        self.ending = False  # the last byte is being written
         self.error: RequestError | None = None
         self.n_prompt = self.n_generated = self.n_cached = 0
         self.attempts = 0
@@ -113,6 +114,7 @@ class Exchange:
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         self.ledger.close(Span.OUT_DETOKENIZE, now_ns())
+        self.ending = not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self.ledger.close(Span.OUT_WRITE_BLOCKED, now_ns())
         if data:

@@ -87,7 +87,7 @@ class Endpoint(ABC, Generic[Request]):
                 async def watch() -> None:
                     nonlocal gone
                     await exchange.until_disconnect()
-                    gone = True
+                    gone = not exchange.ending  # the end of an answer reads as a disconnect too
                     nursery.cancel_scope.cancel()
 
                 nursery.start_soon(watch)
