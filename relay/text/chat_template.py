@@ -6,7 +6,7 @@ fails on given messages is an InvalidRequest, for templates refuse messages that
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -63,36 +63,43 @@ class ChatTemplate:
                 raise ModelError("the chat template composes special tokens out of pieces in a way that is not known here")
         return template
 
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Any] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt as text. `extra` are further names for the template (a request's chat_template_kwargs). Raises InvalidRequest."""
-        return "".join(self.render_split(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra))
+    def render(self, messages: Sequence[dict[str, Any]], /, **options: Any) -> str:
+        """The prompt as text. Options and errors are those of `render_split`."""
+        return "".join(self.render_split(messages, **options))
 
     def render_split(
         self,
         messages: Sequence[dict[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
-        extra: Mapping[str, Any] | None = None,
+        **extra: Any,
     ) -> list[str]:
-        """The prompt as text, special token, text, ..., text (`Tokenizer.encode_split`). Raises InvalidRequest."""
-        given = dict(extra or {})
-        for name in _OWN_NAMES.intersection(given):
+        """The prompt as text, special token, text, ..., text (`Tokenizer.encode_split`). Raises InvalidRequest.
+
+        continue_final_message: the prompt ends with the last message's content, for the model to go on from there. extra: further names
+        for the template, from a request's `chat_template_kwargs`.
+        """
+        for name in _OWN_NAMES.intersection(extra):
             raise InvalidRequest(f"`{name}` is set by the server; leave it out", param=f"chat_template_kwargs.{name}")
-        given["messages"] = prepare_messages(messages, keep_parts=self._keep_parts, wrap_strings=self._wrap_strings)
-        given["tools"] = list(tools) if tools else None
+        given = extra | {
+            "messages": prepare_messages(messages, keep_parts=self._keep_parts, wrap_strings=self._wrap_strings),
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
         try:
-            way_out = self._marks.way_out(list(_strings(given)))
+            texts = list(_strings(given))
+            way_out = self._marks.way_out(texts)
             if way_out:
                 given = _moved(given, way_out)
-            rendered = self._run(given | {"add_generation_prompt": add_generation_prompt} | self._tokens)
+            if continue_final_message:
+                end = self._marks.free_char(texts, way_out)
+                given["messages"][-1] = _ending_in(given["messages"][-1], end + " ")
+                rendered = _until(self._run(given | self._tokens), end)
+            else:
+                rendered = self._run(given | self._tokens)
         except _TEMPLATE_FAULTS as error:
             reason = self._marks.unmark(str(error)) or type(error).__name__
             raise InvalidRequest(f"the model's chat template cannot take these messages: {reason}", param="messages") from error
@@ -109,18 +116,10 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def encode_chat(
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    messages: Sequence[dict[str, Any]],
-    *,
-    add_generation_prompt: bool = True,
-    tools: Sequence[Any] | None = None,
-    extra: Mapping[str, Any] | None = None,
-) -> list[int]:
+def encode_chat(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[dict[str, Any]], /, **options: Any) -> list[int]:
     """Token ids of a chat. Special tokens come from the template alone: spelled in a message or a tool they are text. The template writes
-    BOS if the model wants it; none is added. Raises InvalidRequest."""
-    return tokenizer.encode_split(template.render_split(messages, add_generation_prompt=add_generation_prompt, tools=tools, extra=extra))
+    BOS if the model wants it; none is added. Options and errors are those of `ChatTemplate.render_split`."""
+    return tokenizer.encode_split(template.render_split(messages, **options))
 
 
 class _Generation(Extension):
@@ -168,6 +167,23 @@ def _moved(value: Any, way_out: dict[int, int]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_moved(item, way_out) for item in value]
     return value
+
+
+def _ending_in(message: dict[str, Any], end: str) -> dict[str, Any]:
+    """The message with `end` after its content."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message | {"content": content + end}
+    last = content[-1]["text"] if content else ""
+    return message | {"content": [*content[:-1], {"type": "text", "text": last + end}]}
+
+
+def _until(rendered: str, end: str) -> str:
+    """What comes before `end`. A template that took the space behind it trims content, so what it would have trimmed goes as well."""
+    before, found, after = rendered.rpartition(end)
+    if not found:
+        raise TemplateError("it leaves out the last message, so there is nothing to continue")
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:

@@ -110,14 +110,26 @@ class TemplateMarks:
         taken = set().union(*texts)
         free = [code for code in self._free if chr(code) not in taken][: len(hostile)]
         if len(free) < len(hostile):
-            raise InvalidRequest("the messages use up all private-use characters of plane 15, of which some must be free", param="messages")
+            raise _no_free_character()
         return dict(zip(map(ord, sorted(hostile)), free, strict=True))
+
+    def free_char(self, texts: Iterable[str], way_out: dict[int, int]) -> str:
+        """A character that is neither a twin nor anywhere in the template, in users' texts or on their way out."""
+        taken = set().union(*texts) | set(map(chr, way_out.values()))
+        for code in self._free:
+            if chr(code) not in taken:
+                return chr(code)
+        raise _no_free_character()
 
     def split(self, rendered: str, way_out: dict[int, int]) -> list[str]:
         """Rendered text as text, special token, text, ..., text, all in plain characters again."""
         parts = self._marked.split(rendered) if self._marked is not None else [rendered]
         back = self._from_twin | {new: old for old, new in way_out.items()}
         return [part.translate(back) for part in parts]
+
+
+def _no_free_character() -> InvalidRequest:
+    return InvalidRequest("the messages use up all private-use characters of plane 15, of which some must be free", param="messages")
 
 
 def _pattern(frame: str, halves: Iterable[str]) -> re.Pattern[str] | None:

@@ -68,7 +68,8 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of a text. With `special`, the spellings of special tokens in it become those tokens; without, they stay text.
 
-        Raises InvalidRequest for a lone surrogate, which no UTF-8 can hold.
+        A byte that the vocabulary has no token for is left out, as the models' own tokenizers do (SmolLM2 lacks six control characters
+        and the planes 4 to 11). Raises InvalidRequest for a lone surrogate, which no UTF-8 can hold.
         """
         if not special or self._special_spellings is None:
             return self._encode(self._bpe, text)
