@@ -1,0 +1,238 @@
+"""The engine over the modelled runner, whose tokens tell on every wrong KV slot."""
+
+import random
+
+import pytest
+
+from relay.engine.engine import Add, Drop, Engine, Join
+from relay.engine.keyed_random import uniform
+from relay.engine.modelled_runner import ModelledRunner, layout, next_token
+from relay.engine.report import StepReport
+from relay.engine.sequence import Sequence, Target
+from relay.kv.book import BlockBook
+from relay.kv.memory import KVMemory
+from relay.messages import Sampling, Stopping
+from relay.policy.batching import StepClock
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Worker:
+    """An engine with its pool, and a driver that plays its actor."""
+
+    def __init__(self, n_blocks: int = 64, max_running: int = 64, max_chunk: int = 512, budget_tiles: int = 2) -> None:
+        self.memory = KVMemory(layout(n_blocks))
+        self.runner = ModelledRunner(self.memory)
+        self.book = BlockBook(n_blocks)
+        self.engine = Engine(
+            self.runner,
+            self.book,
+            StepClock(16, 10.0 * budget_tiles, 10.0),
+            max_running=max_running,
+            max_chunk_tokens=max_chunk,
+            floor_ns=lambda n_rows, n_kv_tokens: 0,
+        )
+        self.engine._clock.ran = lambda n_rows, ms: None  # type: ignore[method-assign]
+        self.got: dict[int, list[int]] = {}
+        self.finished: dict[int, str] = {}
+        self.n_preempted = 0
+        self._next = 0
+
+    def sequence(
+        self, prompt: list[int], max_tokens: int, *, side: str = "decode", sampling: Sampling = GREEDY, **more: object
+    ) -> Sequence:
+        self._next += 1
+        blocks = self.book.allocate(self.memory.layout.blocks_for(len(prompt)))
+        assert blocks is not None
+        return Sequence(
+            id=self._next,
+            side=side,  # type: ignore[arg-type]
+            request_id=str(self._next),
+            attempt=1,
+            tokens=list(prompt),
+            n_prompt=len(prompt),
+            sampling=sampling,
+            stopping=Stopping(max_tokens=max_tokens, **more),  # type: ignore[arg-type]
+            blocks=blocks,
+            trail=[(0, 0)],
+        )
+
+    def step(self, *jobs: Add | Join | Drop) -> StepReport:
+        report, _ = self.engine.step(list(jobs))
+        self.n_preempted += report.n_preempted
+        for advance in report.advances:
+            self.got.setdefault(advance.sequence.id, []).append(advance.token)
+            assert advance.index == len(advance.sequence.tokens) - advance.sequence.n_prompt - 1
+            if advance.finish or advance.sequence.side == "prefill":
+                self.finished[advance.sequence.id] = advance.finish or "handed over"
+                self.book.free(advance.sequence.blocks)
+        for sequence in report.gone:
+            self.book.free(sequence.blocks)
+        assert self.book.counts().audit() == ""
+        return report
+
+
+def expected(prompt: list[int], n: int, sampling: Sampling = GREEDY) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(n):
+        random_number = uniform(sampling.seed, sampling.choice, len(tokens)) if sampling.temperature > 0 else 0.0
+        tokens.append(next_token(tokens, 1000, random_number))
+    return tokens[len(prompt) :]
+
+
+def prompt_of(n: int, seed: int = 0) -> list[int]:
+    draw = random.Random(f"{n} {seed}")
+    return [draw.randrange(1000) for _ in range(n)]
+
+
+@pytest.mark.parametrize("n_prompt", [1, 15, 16, 17, 31, 32, 33, 100])
+@pytest.mark.parametrize("budget_tiles", [1, 3])
+def test_a_sequence_gets_the_tokens_that_its_kv_says(n_prompt: int, budget_tiles: int) -> None:
+    worker = Worker(budget_tiles=budget_tiles)
+    sequence = worker.sequence(prompt_of(n_prompt), 20)
+    worker.step(Add(sequence))
+    while sequence.id not in worker.finished:
+        worker.step()
+    assert worker.got[sequence.id] == expected(prompt_of(n_prompt), 20)
+    assert worker.finished[sequence.id] == "length"
+    assert worker.book.counts().free == 64
+
+
+def test_sequences_in_one_batch_do_not_disturb_each_other() -> None:
+    worker = Worker(n_blocks=200, budget_tiles=1)
+    sequences = [worker.sequence(prompt_of(n), 1 + n % 7) for n in range(1, 40)]
+    worker.step(*(Add(sequence) for sequence in sequences))
+    while len(worker.finished) < len(sequences):
+        worker.step()
+    for n, sequence in enumerate(sequences, 1):
+        assert worker.got[sequence.id] == expected(prompt_of(n), 1 + n % 7)
+    assert worker.book.counts().free == 200
+
+
+def test_without_blocks_the_youngest_is_preempted_and_computed_again() -> None:
+    """Twelve answers of five blocks each in a pool of fourteen."""
+    worker = Worker(n_blocks=14)
+    sampling = Sampling(temperature=1.0, seed=5)
+    sequences = [worker.sequence(prompt_of(10, seed), 60, sampling=sampling) for seed in range(12)]
+    worker.step(*(Add(sequence) for sequence in sequences))
+    while len(worker.finished) < len(sequences):
+        worker.step()
+    assert worker.n_preempted > 0
+    for seed, sequence in enumerate(sequences):
+        assert worker.got[sequence.id] == expected(prompt_of(10, seed), 60, sampling)
+    assert worker.book.counts().free == 14
+
+
+def test_what_a_preempted_sequence_needs_is_not_leased_away() -> None:
+    worker = Worker(n_blocks=4)
+    a, b = (worker.sequence(prompt_of(16, seed), 40) for seed in range(2))
+    worker.step(Add(a), Add(b))
+    while not worker.n_preempted:
+        worker.step()
+    while worker.engine.n_waiting and len(worker.finished) < 1:
+        assert worker.book.lease(worker.book.counts().free) is None or worker.book.counts().free == 0
+        worker.step()
+    while len(worker.finished) < 2:
+        worker.step()
+    assert worker.got[b.id] == expected(prompt_of(16, 1), 40)
+
+
+@pytest.mark.parametrize("n_prompt", [1, 16, 17, 48, 70])
+def test_a_prefilled_sequence_goes_on_where_its_kv_was_pushed(n_prompt: int) -> None:
+    prefill, decode = Worker(budget_tiles=1), Worker()
+    prompt = prompt_of(n_prompt)
+    decode.book.lease(3)  # so that block numbers differ on the two sides
+    lease = decode.book.lease(decode.memory.layout.blocks_for(n_prompt))
+    assert lease is not None
+    first = prefill.sequence(prompt, 30, side="prefill")
+    first.target = Target(decode.memory, tuple(lease), 0)
+    prefill.step(Add(first))
+    while first.id not in prefill.finished:
+        prefill.step()
+    decode.book.adopt(lease)
+    second = decode.sequence([*prompt, *prefill.got[first.id]], 30)
+    decode.book.free(second.blocks)
+    second.blocks, second.n_prompt, second.n_computed = list(lease), n_prompt, n_prompt
+    report = decode.step(Join(second, first.pushed_checksums(), len(lease)))
+    assert report.refused == []
+    while second.id not in decode.finished:
+        decode.step()
+    assert prefill.got[first.id] + decode.got[second.id] == expected(prompt, 30)
+
+
+def test_a_damaged_push_is_refused_and_never_computed_with() -> None:
+    prefill, decode = Worker(), Worker()
+    lease = decode.book.lease(3)
+    assert lease is not None
+    first = prefill.sequence(prompt_of(40), 5, side="prefill")
+    first.target = Target(decode.memory, tuple(lease), 0)
+    prefill.step(Add(first))
+    while first.id not in prefill.finished:
+        prefill.step()
+    decode.memory.pages[0, 0, lease[1], 3] ^= 1
+    decode.book.adopt(lease)
+    second = decode.sequence([*prompt_of(40), 7], 5)
+    decode.book.free(second.blocks)
+    second.blocks, second.n_prompt, second.n_computed = list(lease), 40, 40
+    report = decode.step(Join(second, first.pushed_checksums(), 3))
+    assert [sequence.id for sequence, _ in report.refused] == [second.id]
+    assert "layer 0, block 1" in report.refused[0][1]
+    assert report.advances == []
+
+
+def test_a_dropped_sequence_is_reported_once_and_computes_nothing_more() -> None:
+    worker = Worker()
+    sequence = worker.sequence(prompt_of(100), 50)
+    worker.step(Add(sequence))
+    report = worker.step(Drop(sequence.id))
+    assert report.gone == [sequence]
+    assert report.n_prefill_tokens == 0
+    assert worker.step(Drop(sequence.id)).gone == []
+    assert worker.book.counts().free == 64
+
+
+def test_stop_ids_end_a_sequence_but_not_before_min_tokens() -> None:
+    worker = Worker()
+    tokens = expected(prompt_of(8), 12)
+    early = worker.sequence(prompt_of(8), 12, stop_ids=(tokens[3],))
+    late = worker.sequence(prompt_of(8), 12, stop_ids=(tokens[3],), min_tokens=4)
+    worker.step(Add(early), Add(late))
+    while len(worker.finished) < 2:
+        worker.step()
+    assert worker.got[early.id] == tokens[:4]
+    assert worker.finished[early.id] == "stop"
+    assert len(worker.got[late.id]) > 4
+
+
+def test_any_schedule_gives_the_same_tokens() -> None:
+    """100 random schedules: arrivals, chunk budgets, pool sizes, drops."""
+    for seed in range(100):
+        draw = random.Random(seed)
+        worker = Worker(n_blocks=draw.randint(12, 40), max_running=draw.randint(1, 9), budget_tiles=draw.randint(1, 4))
+        worker.engine._max_chunk_tokens = draw.choice((1, 7, 16, 100))
+        left = [(prompt_of(draw.randint(1, 60), i), draw.randint(1, 40)) for i in range(draw.randint(1, 10))]
+        live: dict[int, tuple[list[int], int]] = {}
+        dropped: set[int] = set()
+        while left or len(worker.finished) + len(dropped) < len(live):
+            jobs: list[Add | Join | Drop] = []
+            while left and draw.random() < 0.3:
+                if worker.book.n_free() < 8:
+                    break
+                prompt, n = left.pop()
+                sequence = worker.sequence(prompt, n)
+                live[sequence.id] = prompt, n
+                jobs.append(Add(sequence))
+            if live and draw.random() < 0.02:
+                victim = draw.choice(list(live))
+                if (
+                    victim not in worker.finished
+                    and victim not in dropped
+                    and not any(isinstance(j, Add) and j.sequence.id == victim for j in jobs)
+                ):
+                    jobs.append(Drop(victim))
+                    dropped.add(victim)
+            worker.step(*jobs)
+        for id_, (prompt, n) in live.items():
+            if id_ not in dropped:
+                assert worker.got[id_] == expected(prompt, n), f"seed {seed}"
+        assert worker.book.counts().free == worker.book.counts().total, f"seed {seed}"

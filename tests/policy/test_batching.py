@@ -1,0 +1,34 @@
+"""What a step takes of the waiting prompts."""
+
+from relay.policy.batching import StepClock, plan_chunks
+
+
+def test_prompts_are_taken_in_order_and_the_last_gets_what_is_left() -> None:
+    assert plan_chunks([20, 100, 5], 0, 48, 16, 512) == [(0, 20), (1, 28)]
+
+
+def test_the_rest_of_a_decode_tile_is_used() -> None:
+    assert plan_chunks([100], 4, 16, 16, 512) == [(0, 12)]
+
+
+def test_a_full_decode_batch_does_not_starve_prompts() -> None:
+    assert plan_chunks([100], 16, 16, 16, 512) == [(0, 16)]
+    assert plan_chunks([100], 15, 16, 16, 512) == [(0, 17)]
+
+
+def test_nothing_waiting_takes_nothing() -> None:
+    assert plan_chunks([], 7, 16, 16, 512) == []
+
+
+def test_the_cap_on_chunk_tokens_holds() -> None:
+    assert plan_chunks([100, 100], 0, 256, 16, 40) == [(0, 40)]
+
+
+def test_the_clock_sizes_steps_by_what_tiles_cost() -> None:
+    clock = StepClock(16, 50.0, 10.0)
+    assert clock.budget_rows() == 80
+    for _ in range(200):
+        clock.ran(32, 50.0)
+    assert clock.budget_rows() == 32
+    assert round(clock.predict_ms(17)) == 50
+    assert StepClock(16, 50.0, 400.0).budget_rows() == 16
