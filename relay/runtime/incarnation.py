@@ -1,0 +1,161 @@
+"""One life of one worker, as the supervisor sees it: from the start of its process until it is reaped, and what it died of.
+
+In: frames of the worker. `Ready`, `Ask`, `Answer` and `Fault` are passed on to the supervisor; `Heartbeat` and `Crashed` are used here.
+It ends by itself, or is killed: never ready, silent, hung in one step, not reading, talking garbage, not drained, or on somebody's word.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import structlog
+import trio
+
+from relay.config import RuntimeConfig
+from relay.errors import FrameTooLarge, RuntimeFault
+from relay.runtime.child import Child
+from relay.runtime.control import Outbox, close_all
+from relay.runtime.frames import Answer, Ask, Control, Crashed, Fault, Heartbeat, Ready, Start
+
+_EXIT_WITHIN_S = 0.5  # a dying interpreter closes its sockets before it exits with its code
+_LAST_WORDS_WITHIN_S = 0.25
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Death:
+    """`announced`: somebody asked for it. `start_error`: the worker says that starting again will not help."""
+
+    reason: str
+    announced: bool = False
+    start_error: bool = False
+
+
+class Incarnation:
+    def __init__(
+        self, worker: str, epoch: int, settings: RuntimeConfig, on_frame: "Callable[[Incarnation, Ready | Ask | Answer | Fault], None]"
+    ) -> None:
+        self.worker, self.epoch = worker, epoch
+        self.state: Literal["starting", "up", "draining"] = "starting"
+        self.pid: int | None = None
+        self.started_at = trio.current_time()
+        self.steps, self.step_age_s = 0, 0.0
+        self.faults = 0  # links that it reported cut
+        self._settings, self._on_frame = settings, on_frame
+        self._child: Child | None = None
+        self._outbox: Outbox | None = None
+        self._ready, self._heard = trio.Event(), 0.0
+        self._late_step = -1
+        self._scope = trio.CancelScope()
+        self._reason, self._announced, self._last_words = "", False, Crashed(reason="")
+
+    def tell(self, frame: Control, fds: Mapping[str, int] | None = None) -> None:
+        """Something that it must hear: if it lets so much pile up, it is killed."""
+        if self._outbox is not None and not self._outbox.put(frame, fds):
+            self.end("does not read its control socket")
+
+    def offer(self, frame: Control) -> bool:
+        """Something that it may miss. Raises FrameTooLarge."""
+        return self._outbox is not None and self._outbox.put(frame, spare=True)
+
+    def end(self, reason: str, *, announced: bool = False) -> None:
+        """Kill it; `run` returns once it is reaped. The first reason counts."""
+        if not self._reason:
+            self._reason, self._announced = reason, announced
+        if self._child is not None:
+            self._child.kill()
+        self._scope.cancel()
+
+    async def run(self, command: Sequence[str], start: Start, fds: Mapping[str, int], on_started: Callable[[int], None]) -> Death:
+        """Live. The descriptors stay the caller's. Afterwards the process is reaped, however this ends."""
+        try:
+            child = self._child = Child(command)
+        except OSError as error:
+            return Death(f"cannot be started: {error}")
+        self.pid = child.pid
+        on_started(child.pid)
+        self._outbox = Outbox(child.control)
+        try:
+            self._outbox.put(start, fds)
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    for task in (self._outbox.run, self._guard, self._watch):
+                        nursery.start_soon(task)
+                    await self._listen(child)
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._outbox.close()
+            ended = await child.fence()
+        if self.state == "draining" and ended == "exit 0" and not self._reason:
+            return Death("drained", announced=True)
+        return Death(self._reason or self._last_words.reason or ended, self._announced, self._last_words.start_error)
+
+    async def _listen(self, child: Child) -> None:
+        """Until end of file and, soon after, the exit. A reaped process may have left last words: they are read first."""
+        while True:
+            try:
+                received = await child.control.receive()
+            except (msgspec.DecodeError, FrameTooLarge, RuntimeFault) as error:
+                self.end(f"garbage on its control socket: {error}")
+                return
+            if received is None:
+                with trio.move_on_after(math.inf if self.state == "draining" else _EXIT_WITHIN_S) as patience:
+                    await child.died()
+                if patience.cancelled_caught and not self._last_words.reason:
+                    self.end("closed its control socket and did not exit")
+                return
+            frame, fds = received
+            close_all(fds.values())
+            self._heard = trio.current_time()
+            match frame:
+                case Heartbeat():
+                    self._on_heartbeat(frame)
+                case Crashed():
+                    self._last_words = frame
+                case Ready() if not self._ready.is_set():
+                    self.state = "up"
+                    self._ready.set()
+                    self._on_frame(self, frame)
+                case Ask() | Answer() | Fault():
+                    self._on_frame(self, frame)
+                case _:
+                    self.end(f"garbage on its control socket: {type(frame).__name__} out of place")
+                    return
+
+    def _on_heartbeat(self, beat: Heartbeat) -> None:
+        """A loop that turns says nothing of an engine that does not. Two beats must agree: a pause of the whole machine ages a step too."""
+        self.steps, self.step_age_s = beat.steps, beat.step_age_s
+        if not self._ready.is_set() or beat.step_age_s <= self._settings.hang_s:
+            self._late_step = -1
+        elif self._late_step != beat.steps:
+            self._late_step = beat.steps
+        else:
+            self.end(
+                f"hung: the step after {beat.steps} has not ended in {beat.step_age_s:.1f} s (runtime.hang_s is {self._settings.hang_s:g})"
+            )
+
+    async def _guard(self) -> None:
+        """Kill it when it is not ready in time, and when it is silent afterwards."""
+        with trio.move_on_after(self._settings.ready_within_s):
+            await self._ready.wait()
+        if not self._ready.is_set():
+            self.end(f"not ready in {self._settings.ready_within_s:g} s (runtime.ready_within_s)")
+        round_s = self._settings.silent_s / 4
+        while True:
+            before = trio.current_time()
+            await trio.sleep(round_s)
+            now = trio.current_time()
+            if now - before > 2 * round_s:  # this loop itself stood still, and may not have read what was sent meanwhile
+                _log.warning("supervisor_was_late", by_s=round(now - before - round_s, 3))
+                self._heard = now
+            elif now - self._heard > self._settings.silent_s:
+                self.end(f"silent for {now - self._heard:.1f} s (runtime.silent_s is {self._settings.silent_s:g})")
+
+    async def _watch(self) -> None:
+        """Second net: end of file never comes if something inherited the control socket."""
+        assert self._child is not None
+        await self._child.died()
+        await trio.sleep(_LAST_WORDS_WITHIN_S)
+        self._scope.cancel()

@@ -1,0 +1,84 @@
+"""A mailbox and the lanes into it.
+
+A mailbox is bounded by its senders, not by itself: each sending worker has one lane per destination actor with `window` credits, taken on
+send and given back when the actor *takes* the message. So delivery never waits, a link's reader never blocks, and a slow actor stops only
+those who write to it. What rides outside the lanes costs no credit; its number is bounded by the protocol.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import trio
+
+from relay.errors import LaneFull
+from relay.messages import Address, Message
+
+Life = tuple[str, int]  # a worker in one epoch
+
+
+class Lane:
+    """Credits of one sending worker towards one actor."""
+
+    def __init__(self, to: Address, window: int) -> None:
+        self._to, self._window = to, window
+        self.free = window
+        self._closed = False
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    def take(self) -> None:
+        """Use one credit. Raises LaneFull."""
+        if self.free == 0:
+            raise LaneFull(f"{self._to} has not taken the last {self._window} messages of this worker: merge, refuse, or wait with `send`")
+        self.free -= 1
+
+    async def wait(self) -> None:
+        """Return once a credit is free, or the lane leads to a dead address. Whoever takes before its next await gets the credit."""
+        await trio.lowlevel.checkpoint()
+        while self.free == 0 and not self._closed:
+            await self._waiting.park()
+
+    def give(self, n: int) -> None:
+        self.free += n
+        self._waiting.unpark(count=n)
+
+    def close(self) -> None:
+        """The address is dead: let everyone go who waits for room."""
+        self._closed = True
+        self._waiting.unpark_all()
+
+
+class Mailbox:
+    """Messages for one actor, in order per sender. For one reader; iterating tells `taken` of each message, which returns its credit."""
+
+    def __init__(self, taken: Callable[[Life | None, Message], None]) -> None:
+        self._messages: deque[tuple[Life | None, Message]] = deque()
+        self._taken = taken
+        self._closed = False
+        self._reader = trio.lowlevel.ParkingLot()
+
+    def put(self, origin: Life | None, message: Message) -> None:
+        """Never waits. `origin` is the sending worker whose lane paid, or None where no credit was used."""
+        if not self._closed:
+            self._messages.append((origin, message))
+            self._reader.unpark()
+
+    def close(self) -> None:
+        """End the actor's iteration after what is already here; later mail is dropped."""
+        self._closed = True
+        self._reader.unpark_all()
+
+    def __aiter__(self) -> "Mailbox":
+        return self
+
+    async def __anext__(self) -> Message:
+        await trio.lowlevel.checkpoint()
+        while not self._messages:
+            if self._closed:
+                raise StopAsyncIteration
+            await self._reader.park()
+        origin, message = self._messages.popleft()
+        self._taken(origin, message)
+        return message
+
+    def __len__(self) -> int:
+        return len(self._messages)
