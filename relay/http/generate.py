@@ -224,7 +224,7 @@ class Endpoint(ABC, Generic[Request]):
                     await exchange.write_event(b"".join(data))
                 if left:
                     await self._wait(exchange, bell)
-                last = events.usage(self._usage(exchange, request, choices)) if options.include_usage else b""
+            last = events.usage(self._usage(exchange, request, choices)) if options.include_usage else b""
             await exchange.write_event(last + DONE)
         except RequestError as error:
             if not exchange.started:

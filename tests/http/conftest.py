@@ -1,0 +1,22 @@
+"""One real server for all HTTP tests: the quickstart config, with little KV memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.running import ROOT, RunningServer, running
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("server")
+    with running(ROOT / "configs" / "quickstart.yaml", folder) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _law_of_blocks(server: RunningServer) -> Iterator[None]:
+    """Whatever a test did, every block comes back and no pool disagrees with itself."""
+    yield
+    server.assert_blocks_come_back()
