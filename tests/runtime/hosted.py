@@ -1,7 +1,7 @@
 """A worker for the tests: `python hosted.py CONTROL_FD ROOT_PID`. Its one actor, `probe/<worker>`, writes down what it sees.
 
-Start.payload is JSON: "refuse" or "crash" end it while loading, "stay" makes it ignore a drain. A question's kind is what to do, its body
-"<worker> <argument>"; workers that are not named have nothing to say.
+Start.payload: "refuse" and "crash" end it while loading, "stay" makes it ignore a drain, "bye ADDRESS" send a `Revoke` when it drains.
+A question's kind is what to do, its body "<worker> <argument>"; workers that are not named have nothing to say.
   saw TEXT       when something with TEXT was seen: all lines
   post ADDRESS   `Revoke` to that probe, which answers with `Returned`
   crash TEXT     its actor raises ValueError(TEXT)
@@ -31,8 +31,8 @@ from relay.runtime.node import Context
 
 
 class Probe:
-    def __init__(self, start: Start, fds: dict[str, int], host: Host, stay: bool) -> None:
-        self._start, self._fds, self._host, self._stay = start, fds, host, stay
+    def __init__(self, start: Start, fds: dict[str, int], host: Host, behaviour: str) -> None:
+        self._start, self._fds, self._host, self._behaviour = start, fds, host, behaviour
         self._lines: list[str] = []
         self._changed = trio.Event()
         self._hangs = False
@@ -60,8 +60,11 @@ class Probe:
         return (17, 99.0) if self._hangs else (17, 0.0)
 
     async def drain(self) -> None:
-        if self._stay:
+        if self._behaviour == "stay":
             await trio.sleep_forever()
+        verb, _, to = self._behaviour.partition(" ")
+        if verb == "bye":
+            self._context.post(address(to), Revoke(request_id="r", attempt=1, decode=self._context.address))
 
     async def answer(self, kind: str, body: bytes) -> bytes | None:
         worker, _, argument = body.decode().partition(" ")
@@ -111,7 +114,7 @@ async def assemble(start: Start, fds: dict[str, int], host: Host) -> Hosted:
         raise ModelError("the model is not one that is served")
     if behaviour == "crash":
         raise ValueError("boom while loading")
-    probe = Probe(start, fds, host, behaviour == "stay")
+    probe = Probe(start, fds, host, behaviour)
     return Hosted(
         actors={f"probe/{start.worker}": probe.run},
         on_ask=probe.answer,

@@ -1,4 +1,7 @@
-"""A root process for the tests: `python root.py PARENT NAME...` starts those workers, prints their pids, and drains on a signal."""
+"""A root process for the tests: `python root.py PARENT NAME...` starts those workers, prints their pids, and drains on a signal.
+
+A worker named "stay..." ignores the drain. Each rank that begins to drain prints a line.
+"""
 
 import sys
 from pathlib import Path
@@ -13,9 +16,15 @@ from relay.runtime.supervisor import Supervisor, WorkerSpec
 COMMAND = [sys.executable, str(Path(__file__).with_name("hosted.py"))]
 
 
+def on_event(name: str, /, **fields: str | int | float) -> None:
+    if name == "draining":
+        print(name, flush=True)
+
+
 async def main(parent: Path, names: list[str]) -> None:
     with run_directory(parent) as run_dir:
-        supervisor = Supervisor(run_dir, [WorkerSpec(name) for name in names], RuntimeConfig(silent_s=60.0), COMMAND)
+        specs = [WorkerSpec(name, b"stay" if name.startswith("stay") else b"") for name in names]
+        supervisor = Supervisor(run_dir, specs, RuntimeConfig(silent_s=60.0), COMMAND, on_event)
         async with trio.open_nursery() as signals:
             signals.start_soon(supervisor.drain_on_signal)
             async with trio.open_nursery() as nursery:

@@ -133,7 +133,7 @@ def test_link_delivers_once_and_in_order_over_cuts_at_any_byte(seed: int) -> Non
         async def cut_at_a_byte(source: trio.abc.ReceiveStream, target: trio.abc.SendStream, left: int) -> None:
             """Pass on so many bytes and no more; what was written beyond them is gone."""
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                while left > 0 and (data := await source.receive_some(min(left, draw.choice((1, 7, 500))))):
+                while left > 0 and (data := await source.receive_some(min(left, draw.choice((20, 500))))):
                     await target.send_all(data)
                     left -= len(data)
             await target.aclose()

@@ -211,11 +211,10 @@ def test_a_worker_that_can_never_start_is_not_tried_again(tmp_path: Path) -> Non
     assert not isinstance(caught.value, TooManyRestarts)
 
 
-def start_root(parent: Path, *workers: str) -> tuple[subprocess.Popen[str], list[int]]:
+def start_root(parent: Path, *workers: str) -> tuple["subprocess.Popen[str]", list[int]]:
     root = subprocess.Popen([sys.executable, str(HERE / "root.py"), str(parent), *workers], stdout=subprocess.PIPE, text=True)
     assert root.stdout is not None
-    with root.stdout:
-        return root, [int(pid) for pid in root.stdout.readline().split()]
+    return root, [int(pid) for pid in root.stdout.readline().split()]
 
 
 def test_no_orphans_when_the_root_is_killed_even_of_a_stopped_worker(tmp_path: Path) -> None:
@@ -223,7 +222,7 @@ def test_no_orphans_when_the_root_is_killed_even_of_a_stopped_worker(tmp_path: P
     assert len(pids) == 2
     os.kill(pids[1], signal.SIGSTOP)
     root.kill()
-    root.wait()
+    root.communicate()
 
     async def all_gone() -> None:
         with trio.fail_after(10):
@@ -241,25 +240,42 @@ def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:
     for pid in pids:  # a service manager sends it to all of them
         os.kill(pid, signal.SIGTERM)
     root.terminate()
-    assert root.wait(20) == 0
+    assert root.communicate(timeout=20)[0] == "draining\n"
+    assert root.returncode == 0
     assert len(pids) == 1
     assert all(map(gone, pids))
     assert not list(tmp_path.iterdir())
 
 
-def test_ranks_drain_one_after_the_other_and_who_stays_is_killed_at_the_deadline(tmp_path: Path) -> None:
-    specs = [WorkerSpec("engine", drain_rank=1), WorkerSpec("gateway", b"stay", drain_rank=0)]
+def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path) -> None:
+    root, pids = start_root(tmp_path, "stay")
+    root.terminate()
+    assert root.stdout is not None
+    assert root.stdout.readline() == "draining\n"
+    root.terminate()
+    root.communicate(timeout=20)
+    assert root.returncode == 0
+    assert len(pids) == 1
+    assert all(map(gone, pids))
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_drain_in_order_with_their_last_words_and_who_stays_is_killed_at_the_deadline(tmp_path: Path) -> None:
+    specs = [WorkerSpec("engine", b"stay", drain_rank=1), WorkerSpec("gateway", b"bye probe/engine@1", drain_rank=0)]
 
     async def main() -> list[dict[str, Value]]:
         with trio.fail_after(30), run_directory(tmp_path) as run_dir:
             server = Server(run_dir, specs, RuntimeConfig(silent_s=60.0), None)
             async with trio.open_nursery() as nursery:
                 await nursery.start(server.supervisor.run)
-                await server.supervisor.drain(0.2)
+                await server.tell("gateway", "saw", "up probe/engine@1")
+                nursery.start_soon(server.supervisor.drain, 4.0)
+                await server.event(event="worker_died", worker="gateway")
+                await server.tell("engine", "saw", "revoke")
             return server.events
 
     died = [(event["worker"], event["reason"]) for event in trio.run(main) if event["event"] == "worker_died"]
-    assert died == [("gateway", "did not drain in time"), ("engine", "drained")]
+    assert died == [("gateway", "drained"), ("engine", "did not drain in time")]
 
 
 def test_a_rank_that_does_not_drain_yet_is_restarted_still(tmp_path: Path) -> None:
