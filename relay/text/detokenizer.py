@@ -49,10 +49,10 @@ class Detokenizer:
 
 
 def _unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
-    """The bytes at the end of a prompt that begin a character and do not end it; a special token ends every character."""
+    """The bytes at the end of a prompt that begin a character and do not end it. A special token ends it: its spelling follows it."""
     data = b""
     for token_id in reversed(ids):
-        if tokenizer.is_special(token_id) or len(data) >= 3:
+        if len(data) >= 3:
             break
         data = tokenizer.token_bytes(token_id) + data
     _, n_bytes = codecs.utf_8_decode(data, "replace", False)

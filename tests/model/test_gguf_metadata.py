@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from relay.errors import ModelError
+from relay.model import gguf_metadata
 from relay.model.gguf_metadata import GGUFHeader, TensorInfo, read_metadata
 
 
@@ -121,6 +122,7 @@ def test_the_real_file_is_read_whole(smollm2_path: Path) -> None:
         (header(0, 1, text("k"), struct.pack("<IIQ", 9, 4, 1000)), "`k` needs 4000 bytes"),
         (header(0, 1, text("k"), struct.pack("<IIQ", 9, 8, 1000)), "says to have 1000 strings"),
         (header(0, 1, text("k"), struct.pack("<IIQQ", 9, 8, 1, 1 << 60)), "string 0 of `k`"),
+        (header(0, 1, text("k"), struct.pack("<IIQQ", 9, 8, 1, 100), b"short"), "string 0 of `k` says to be 100"),
         (header(0, 1, text("k"), struct.pack("<IIQQ", 9, 8, 1, 1), b"\xff"), "string 0 of `k` is not UTF-8"),
         (header(0, 1, text("k"), struct.pack("<IIQQ", 9, 8, 2, 8), bytes(12)), "cut short at string 1 of 2"),
         (header(0, 1, text("k"), struct.pack("<IIQ", 9, 9, 1), bytes(12)), "elements of type 9"),
@@ -144,6 +146,14 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, data: bytes, says: st
         read(tmp_path, data)
     assert says in str(refused.value)
     assert "file.gguf" in str(refused.value)
+
+
+def test_many_arrays_together_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_metadata, "MAX_ELEMENTS", 10)
+    arrays = [text(f"k{i}") + struct.pack("<IIQ", 9, 0, 6) + bytes(6) for i in range(2)]
+    assert read(tmp_path, header(0, 1, *arrays)).metadata == {"k0": [0] * 6}
+    with pytest.raises(ModelError, match="the most in all arrays together is 10"):
+        read(tmp_path, header(0, 2, *arrays))
 
 
 def test_a_missing_file_or_a_folder_is_refused(tmp_path: Path) -> None:

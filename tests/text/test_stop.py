@@ -49,6 +49,16 @@ def test_text_ends_at_the_first_complete_stop_however_it_is_cut(text: str, stops
         assert run(including, chunks) == before + (stop or "")
 
 
+def test_every_short_text_ends_right_with_every_pair_of_short_stops() -> None:
+    """Exhaustively, for stops that overlap themselves and each other."""
+    stops = ["".join(letters) for n in (1, 2, 3) for letters in itertools.product("ab", repeat=n)]
+    texts = ["".join(letters) for letters in itertools.product("ab", repeat=6)]
+    for pair in itertools.combinations(stops, 2):
+        for text in texts:
+            checker = StopChecker(pair)
+            assert run(checker, [text]) == expected(text, list(pair))[0], (text, pair)
+
+
 @settings(max_examples=150, deadline=None)
 @given(LETTERS, STOPS)
 def test_what_is_held_back_is_the_longest_end_that_begins_a_stop(text: str, stops: list[str]) -> None:

@@ -115,29 +115,58 @@ def test_every_end_that_the_file_names_ends_a_turn_and_bos_is_added_once(metadat
     assert changed.encode_prompt("") == [1]
 
 
+def little_gguf(pre: str, tokens: list[str], merges: list[str], **kinds: int) -> dict[str, Any]:
+    """Metadata of a small file; tokens are normal (1) unless `kinds` says otherwise."""
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [kinds.get(token, 1) for token in tokens],
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+def byte_level(text: str) -> str:
+    return "".join(piece for piece, _ in pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text))
+
+
 @pytest.mark.parametrize(
     ("pre", "words"),
-    [("gpt-2", ["Ġ12345", "Ġ\u2603"]), ("llama-bpe", ["Ġ", "123", "45", "Ġ\u2603"]), ("qwen2", ["Ġ", *"12345", "Ġ\u2603"])],
+    [
+        ("gpt-2", ["a", " 12345", "'s", " !", "\n\n", " ☃"]),
+        ("smollm", ["a", " ", "1", "2", "3", "4", "5", "'s", " !", "\n\n", " ☃"]),
+        ("llama-bpe", ["a", " ", "123", "45", "'s", " !\n\n", " ☃"]),
+        ("qwen2", ["a", " ", "1", "2", "3", "4", "5", "'s", " !\n\n", " ☃"]),
+    ],
 )
-def test_pre_tokenizers_split_numbers_as_their_models_do(pre: str, words: list[str]) -> None:
-    """The vocabulary holds exactly the words that this pre-tokenizer should make, each built by merges; any other split needs more ids."""
-    text = " 12345 \u2603"
-    library = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    spelled = ["".join(piece for piece, _ in library.pre_tokenize_str(word.replace("Ġ", " "))) for word in words]
-    letters = sorted({char for word in spelled for char in word})
-    merges = [(word[:i], word[i]) for word in spelled for i in range(1, len(word))]
-    tokens = list(dict.fromkeys([*letters, *[left + right for left, right in merges]]))
-    made = Tokenizer.from_gguf(
-        {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": pre,
-            "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": [1] * len(tokens),
-            "tokenizer.ggml.merges": [" ".join(merge) for merge in dict.fromkeys(merges)],
-        }
-    )
-    assert [tokens[i] for i in made.encode(text)] == spelled
-    assert made.decode(made.encode(text)) == text
+def test_words_end_where_their_models_end_them(pre: str, words: list[str]) -> None:
+    """ollama#17698. The vocabulary can join whatever stands side by side, so each id is exactly one word of the pre-tokenizer."""
+    spelled = byte_level("".join(words))
+    tokens = sorted({spelled[i:j] for j in range(len(spelled) + 1) for i in range(j)}, key=len)
+    merges = [f"{token[:i]} {token[i:]}" for token in tokens for i in range(1, len(token))]
+    made = Tokenizer.from_gguf(little_gguf(pre, tokens, merges))
+    assert [made.decode([i]) for i in made.encode("".join(words))] == words
+
+
+def test_qwen2_composes_characters_first() -> None:
+    first, second = tuple(byte_level("é"))
+    made = Tokenizer.from_gguf(little_gguf("qwen2", ["e", first, second, first + second], [f"{first} {second}"]))
+    assert made.decode(made.encode("e\u0301")) == "é"
+
+
+def test_llama_3_takes_a_whole_word_without_merging_and_never_a_control_token() -> None:
+    tokens = [*"halt", "ha", "halt", "lt"]
+    metadata = little_gguf("llama-bpe", tokens, ["h a", "l t"])
+    assert Tokenizer.from_gguf(metadata).encode("halt") == [tokens.index("halt")]
+    control = Tokenizer.from_gguf(little_gguf("llama-bpe", tokens, ["h a", "l t"], halt=3))
+    assert control.encode("halt") == [tokens.index("ha"), tokens.index("lt")]
+    assert control.encode("halt", special=True) == [tokens.index("halt")]
+
+
+def test_tokens_that_the_user_of_the_file_defined_are_found_in_any_text() -> None:
+    made = Tokenizer.from_gguf(little_gguf("gpt-2", [*"<think>", "<think>", "hi"], ["h i"], **{"<think>": 4}))
+    assert made.encode("<think>hi") == [7, 8]
+    assert made.decode([7, 8]) == "<think>hi"
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +248,14 @@ def test_a_sentencepiece_tokenizer_json_gives_the_ids_and_text_of_the_library(tm
         assert ours.decode(ids).removeprefix(" ") == made.decode(ids)
     assert ours.encode_prompt("hello") == made.encode("hello").ids
     assert ours.token_bytes(3 + 0xF0) == b"\xf0"
+
+
+def test_without_byte_fallback_the_spelling_of_a_byte_is_itself(tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer(models.BPE({"▁a": 0, "<0x0A>": 1}, []))
+    made.decoder = decoders.Metaspace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer.from_tokenizer_json(tmp_path / "tokenizer.json")
+    assert (ours.decode([0, 1]), made.decode([0, 1])) == (" a<0x0A>", "a<0x0A>")
 
 
 def test_other_kinds_of_tokenizer_json_are_refused(tmp_path: Path) -> None:
