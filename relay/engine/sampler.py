@@ -80,9 +80,8 @@ def _drawn(logits: Floats, draw: Draw) -> int:
         weights = np.exp((logits - logits.max()) / np.float32(max(sampling.temperature, _COLDEST)))
     kept = _kept(weights, sampling)
     cumulative = (weights if kept is None else weights[kept]).cumsum(dtype=np.float64)
-    total = cumulative[-1]
-    last = np.searchsorted(cumulative, total)  # uniform * total may round up to the total
-    at = int(min(np.searchsorted(cumulative, draw.uniform * total, side="right"), last))
+    # uniform is at most 1 - 2^-53, so the product stays below the total after rounding, and a token that exceeds it is there
+    at = int(np.searchsorted(cumulative, draw.uniform * cumulative[-1], side="right"))
     return at if kept is None else int(kept[at])
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -67,6 +68,19 @@ def test_every_place_in_a_tile_gives_the_same_bits(tiny: Weights) -> None:
         parts = [(other, 0, 1, blocks) for other, blocks in zip(others, tables, strict=True)]
         parts.insert(place, (tokens, 39, 40, mine))
         assert np.array_equal(pool.step(parts)[place], expected[39:])
+
+
+def test_threads_leave_the_bits_of_wide_rows_alone() -> None:
+    """Wide enough that torch shares elementwise operations and reductions out to threads, at odd places."""
+    wide = random_weights(msgspec.structs.replace(TINY, n_heads=36, n_kv_heads=4, head_dim=16, ffn=4099, hidden=2100, n_layers=1))
+    tokens = random_tokens(wide.spec, np.random.default_rng(12), [60])[0]
+    found = []
+    for n_threads in (1, 2, 3):
+        torch.set_num_threads(n_threads)
+        (logits,), _ = Pool(wide, 4, np.random.default_rng(13)).compute([tokens], (60,))
+        found.append(logits)
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
 
 
 def test_a_shared_prefix_gives_the_same_bits(tiny: Weights) -> None:

@@ -89,6 +89,8 @@ def test_equal_logits_at_an_edge_keep_the_lower_ids() -> None:
 def test_the_last_uniform_draws_the_last_token_with_any_weight() -> None:
     logits = np.array([0, 0, 0, -np.inf, -200], np.float32)
     assert token(logits, draw(1 - 2**-53)) == 2
+    for n in range(1, 300):
+        assert token(np.zeros(n, np.float32), draw(1 - 2**-53)) == n - 1
     assert token(logits, draw(0.0, suppress=(0,))) == 1
 
 
