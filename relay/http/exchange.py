@@ -114,11 +114,10 @@ class Exchange:
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         self.ledger.close(Span.OUT_DETOKENIZE, now_ns())
+        self.ledger.first_byte()
         self.ending = not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
         self.ledger.close(Span.OUT_WRITE_BLOCKED, now_ns())
-        if data:
-            self.ledger.first_byte()
 
 
 def _client_id(scope: Scope) -> str | None:

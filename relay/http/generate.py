@@ -87,8 +87,9 @@ class Endpoint(ABC, Generic[Request]):
                 async def watch() -> None:
                     nonlocal gone
                     await exchange.until_disconnect()
-                    gone = not exchange.ending  # the end of an answer reads as a disconnect too
-                    nursery.cancel_scope.cancel()
+                    if not exchange.ending:  # the end of an answer reads as a disconnect too
+                        gone = True
+                        nursery.cancel_scope.cancel()
 
                 nursery.start_soon(watch)
                 try:
@@ -302,7 +303,8 @@ class ChatEndpoint(Endpoint[ChatRequest]):
             self._template,
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
-            extra=request.template_kwargs,
+            continue_final_message=request.continue_final_message,
+            **request.template_kwargs,
         )
         if not ids:
             raise InvalidRequest("the messages render to an empty prompt; send some content", param="messages")

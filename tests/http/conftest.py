@@ -1,4 +1,4 @@
-"""One real server for all HTTP tests: the quickstart config, with little KV memory."""
+"""One real server for all HTTP tests: the quickstart config."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +10,7 @@ from tests.running import ROOT, RunningServer, running
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("server")
-    with running(ROOT / "configs" / "quickstart.yaml", folder) as server:
+    with running(ROOT / "configs" / "quickstart.yaml", tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
