@@ -1,6 +1,7 @@
 """A worker for the tests: `python hosted.py CONTROL_FD ROOT_PID`. Its one actor, `probe/<worker>`, writes down what it sees.
 
-Start.payload: "refuse" and "crash" end it while loading, "stay" makes it ignore a drain, "bye ADDRESS" send a `Revoke` when it drains.
+Start.payload: "refuse" and "crash" end it while loading, "stay" makes it ignore a drain, "bye ADDRESS" send a `Revoke` when it drains,
+"block" stop its loop for ever once it is ready, after printing "blocked".
 A question's kind is what to do, its body "<worker> <argument>"; workers that are not named have nothing to say.
   saw TEXT       when something with TEXT was seen: all lines
   post ADDRESS   `Revoke` to that probe, which answers with `Returned`
@@ -15,6 +16,7 @@ A question's kind is what to do, its body "<worker> <argument>"; workers that ar
 
 import os
 import sys
+import time
 from functools import partial
 
 import msgspec
@@ -57,6 +59,9 @@ class Probe:
                     raise AssertionError(message)
 
     def progress(self) -> tuple[int, float]:
+        if self._behaviour == "block" and self._lines:
+            print("blocked", flush=True)
+            time.sleep(600)
         return (17, 99.0) if self._hangs else (17, 0.0)
 
     async def drain(self) -> None:

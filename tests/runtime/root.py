@@ -1,6 +1,6 @@
 """A root process for the tests: `python root.py PARENT NAME...` starts those workers, prints their pids, and drains on a signal.
 
-A worker named "stay..." ignores the drain. Each rank that begins to drain prints a line.
+A worker's name is its payload, too. Each rank that begins to drain prints a line.
 """
 
 import sys
@@ -23,7 +23,7 @@ def on_event(name: str, /, **fields: str | int | float) -> None:
 
 async def main(parent: Path, names: list[str]) -> None:
     with run_directory(parent) as run_dir:
-        specs = [WorkerSpec(name, b"stay" if name.startswith("stay") else b"") for name in names]
+        specs = [WorkerSpec(name, name.encode()) for name in names]
         supervisor = Supervisor(run_dir, specs, RuntimeConfig(silent_s=60.0), COMMAND, on_event)
         async with trio.open_nursery() as signals:
             signals.start_soon(supervisor.drain_on_signal)

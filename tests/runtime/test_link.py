@@ -167,14 +167,18 @@ def test_a_new_stream_takes_over_from_one_whose_end_was_not_noticed() -> None:
         a, a_to_b, b_to_a, sink = two(window=1000)
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
-                for n in range(5):
-                    left, right = memory_stream_pair()
-                    nursery.start_soon(a_to_b.carry, left, Reader())
-                    nursery.start_soon(accept, b_to_a, right)
-                    await wait_all_tasks_blocked()
-                    for k in range(20):
-                        a.post(SINK, mail(20 * n + k))
-                assert await take(sink, 100) == list(range(100))
+                for link, name in ((a_to_b, "b"), (b_to_a, "a")):  # each has a stream that leads nowhere, and has no end
+                    ours, nowhere = memory_stream_pair()
+                    await nowhere.send_all(pack(Hello(name, 1, "", 0)))
+                    nursery.start_soon(link.carry, ours, Reader())
+                await wait_all_tasks_blocked()
+                for n in range(20):
+                    a.post(SINK, mail(n))
+                await wait_all_tasks_blocked()
+                left, right = memory_stream_pair()
+                nursery.start_soon(a_to_b.carry, left, Reader())
+                nursery.start_soon(accept, b_to_a, right)
+                assert await take(sink, 20) == list(range(20))
                 nursery.cancel_scope.cancel()
 
     run(main)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from relay.messages import Address, Down, Message, Refused, Up
 from relay.runtime.frames import Deliver, Fault, Frame, Hello, Reader, WorkerDown, WorkerUp, decode_frame, pack
@@ -35,8 +36,8 @@ class Us:
         self.reports.append(fault)
         self.reported.set()
 
-    def meet_peer(self, fds: dict[str, int] | None = None) -> None:
-        self.peers.up(WorkerUp(worker="peer", epoch=1, actors=("x",)), fds or {})
+    def meet_peer(self, fds: dict[str, int] | None = None, *, epoch: int = 1) -> None:
+        self.peers.up(WorkerUp(worker="peer", epoch=epoch, actors=("x",)), fds or {})
 
     async def connect(self) -> trio.SocketStream:
         return await trio.open_unix_socket(self.run_dir / socket_name(self.node.worker, 1))
@@ -86,14 +87,16 @@ def test_a_peer_that_comes_back_goes_on_where_it_stopped(tmp_path: Path) -> None
 
 def test_last_words_come_before_the_news_of_the_death(tmp_path: Path) -> None:
     async def scenario(us: Us) -> None:
-        us.meet_peer()
-        us.me.monitor(X)
-        async with await us.connect() as stream:
-            await stream.send_all(pack(Hello("peer", 1, "", 0)))
-            await frames(stream, 1)
-            await stream.send_all(b"".join(pack(Deliver(n, us.me.address, mail(n))) for n in range(1, 100)))
-        us.peers.down(DOWN)
-        assert await us.take(101) == [Up(address=X), *(mail(n) for n in range(1, 100)), Down(address=X, reason="killed")]
+        for epoch in range(1, 11):  # which task runs first is left to chance
+            us.meet_peer(epoch=epoch)
+            us.me.monitor(Address("x", epoch))
+            async with await us.connect() as stream:
+                await stream.send_all(pack(Hello("peer", epoch, "", 0)))
+                await frames(stream, 1)
+                os.write(stream.socket.fileno(), b"".join(pack(Deliver(n, us.me.address, mail(n))) for n in (1, 2, 3)))
+                us.peers.down(WorkerDown(worker="peer", epoch=epoch, actors=("x",), reason="killed"))
+            x = Address("x", epoch)
+            assert await us.take(5) == [Up(address=x), mail(1), mail(2), mail(3), Down(address=x, reason="killed")]
 
     run(tmp_path, "worker", scenario)
 
@@ -102,7 +105,7 @@ def test_a_peer_that_knows_of_us_first_is_waited_for(tmp_path: Path) -> None:
     async def scenario(us: Us) -> None:
         async with await us.connect() as stream:
             await stream.send_all(pack(Hello("peer", 1, "", 0)))
-            await trio.testing.wait_all_tasks_blocked(0.05)
+            await wait_all_tasks_blocked(0.05)
             us.meet_peer()
             await frames(stream, 1)
             await stream.send_all(pack(Deliver(1, us.me.address, mail(1))))
