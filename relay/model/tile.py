@@ -4,7 +4,7 @@ torch and the BLAS below it choose a kernel, and with it an order of summation, 
 in tiles of exactly `TILE_ROWS`, padded where there are fewer: the shape is always the same, and what is left to show (and is tested) is
 that a row's result depends neither on its place in the tile nor on the other rows. Of elementwise operations only those are used here
 whose vector loop and scalar tail agree to the bit: + - * / are correctly rounded, and torch's `exp` is one routine for both, while its
-`silu` and `sigmoid` are not (tried: they differ at the edges of a thread's share).
+`silu` is not (tried: it differs at the edges of a thread's share).
 """
 
 from collections.abc import Sequence
