@@ -11,14 +11,16 @@ def configure(worker: str, *, level: str = "info", terminal: bool | None = None)
     """Set up structlog for this process. `terminal` None means: ask whether standard error is one."""
     if terminal is None:
         terminal = sys.stderr.isatty()
-    renderer: Any = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    renderer: Any = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback) if terminal else structlog.processors.JSONRenderer()
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if not terminal:
-        processors.append(structlog.processors.dict_tracebacks)
+        # without the values of locals: prompts and keys are among them
+        tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        processors.append(structlog.processors.ExceptionRenderer(tracebacks))
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

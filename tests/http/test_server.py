@@ -71,7 +71,7 @@ def test_a_clients_request_id_is_echoed_and_logged(server: RunningServer) -> Non
 @pytest.mark.parametrize("bad", ["x" * 129, "with space", "ünï", "a/b", ""])
 def test_an_id_that_is_none_is_replaced(server: RunningServer, bad: str) -> None:
     """vllm#10968: a client's ID is bounded, and never a header of its own choosing."""
-    response = server.http.get("/healthz", headers={"X-Request-ID": bad.encode("latin-1")})
+    response = server.http.get("/healthz", headers={b"X-Request-ID": bad.encode("latin-1")})
     assert re.fullmatch(r"r[0-9a-f]{10}-\d+", response.headers["x-request-id"])
 
 
