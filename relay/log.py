@@ -11,7 +11,9 @@ def configure(worker: str, *, level: str = "info", terminal: bool | None = None)
     """Set up structlog for this process. `terminal` None means: ask whether standard error is one."""
     if terminal is None:
         terminal = sys.stderr.isatty()
-    renderer: Any = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback) if terminal else structlog.processors.JSONRenderer()
+    renderer: Any = structlog.processors.JSONRenderer()
+    if terminal:
+        renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

