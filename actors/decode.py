@@ -20,6 +20,7 @@ from relay.engine.sequence import Sequence, SequenceId
 from relay.errors import LaneFull
 from relay.kv.book import BlockBook
 from relay.kv.memory import KVMemory
+from relay.kv.prefix import BlockKey, chain, namespace
 from relay.ledger.spans import Span
 from relay.messages import (
     Address,
@@ -43,6 +44,7 @@ from relay.messages import (
     Trail,
     Up,
 )
+from relay.policy.cache_index import hints, news
 from relay.runtime.node import Context
 
 MAX_TOMBSTONES = 65536
@@ -55,10 +57,16 @@ class Entry:
     expect: Expect
     router: Address
     prefill: Address | None  # None: it computes its prompt itself
-    blocks: list[int]
+    blocks: list[int]  # found in the cache, then leased
+    n_shared: int
+    keys: list[BlockKey]
     state: Literal["leased", "revoking", "running", "dropping"] = "leased"
     first: Row | None = None
     sequence: Sequence | None = None
+
+    @property
+    def leased(self) -> list[int]:
+        return self.blocks[self.n_shared :]
 
     @property
     def key(self) -> Key:
@@ -68,8 +76,10 @@ class Entry:
 class DecodeActor:
     _context: Context
 
-    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str) -> None:
-        self._host, self._book, self._memory, self._worker = host, book, memory, worker
+    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str, model: str) -> None:
+        self._host, self._book, self._memory = host, book, memory
+        self._worker, self._model = worker, model
+        self._router: Address | None = None
         self._entries: dict[Key, Entry] = {}
         self._attempts: dict[str, int] = {}  # the newest attempt held of each request
         self._tombstones: OrderedDict[Key, None] = OrderedDict()
@@ -107,6 +117,7 @@ class DecodeActor:
 
     def _announce(self, router: Address) -> None:
         """A new router learns from us what its predecessor knew; from now on our places are its."""
+        self._router = router
         holdings = []
         for key, entry in self._entries.items():
             entry.router = router
@@ -122,6 +133,7 @@ class DecodeActor:
                 block_tokens=layout.block_tokens,
                 max_running=self._host.max_running,
                 holdings=tuple(holdings),
+                cached=hints(self._book.published_keys()),
             ),
         )
 
@@ -131,7 +143,9 @@ class DecodeActor:
         entry = self._entries.get(key)
         if entry is not None:  # a router that came after the one that placed it here
             entry.router = message.router
-            self._context.post(admit.gateway, Placed(request_id=key[0], attempt=key[1], decode=self._context.address))
+            self._context.post(
+                admit.gateway, Placed(request_id=key[0], attempt=key[1], decode=self._context.address, decision=message.decision)
+            )
             return
         newest = self._attempts.get(admit.request_id, 0)
         if key in self._tombstones or newest > admit.attempt:
@@ -139,20 +153,27 @@ class DecodeActor:
             return
         if newest:
             self._cancel(self._entries[admit.request_id, newest])
-        blocks = self._book.lease(self._memory.layout.blocks_for(len(admit.tokens)))
-        if blocks is None:
-            free = self._book.n_free()
+        size = self._memory.layout.block_tokens
+        n_reusable = 0 if admit.prompt_logprobs >= 0 else (len(admit.tokens) - 1) // size
+        keys = list(chain(namespace(self._model, admit.salt), admit.tokens[: n_reusable * size], size))
+        shared = self._book.match(keys, admit.tokens)
+        leased = self._book.lease(self._memory.layout.blocks_for(len(admit.tokens)) - len(shared))
+        if leased is None:
+            self._book.free(shared)
             self._context.post(
-                message.router, Declined(request_id=key[0], attempt=key[1], decode=self._context.address, n_free_blocks=free)
+                message.router,
+                Declined(request_id=key[0], attempt=key[1], decode=self._context.address, n_free_blocks=self._book.n_free()),
             )
             return
-        self._entries[key] = Entry(message, message.router, message.prefill, blocks)
+        entry = self._entries[key] = Entry(message, message.router, message.prefill, shared + leased, len(shared), keys)
         self._attempts[admit.request_id] = admit.attempt
         self._context.monitor(admit.gateway)
-        self._context.post(admit.gateway, Placed(request_id=key[0], attempt=key[1], decode=self._context.address))
+        self._context.post(
+            admit.gateway, Placed(request_id=key[0], attempt=key[1], decode=self._context.address, decision=message.decision)
+        )
         trail = (*message.trail, (Span.HOP, received), (Span.KV_LEASE_WAIT, now_ns()))
         if message.prefill is None:
-            self._compute_here(self._entries[key], trail)
+            self._compute_here(entry, trail)
             return
         self._context.monitor(message.prefill)
         self._context.post(
@@ -166,7 +187,8 @@ class DecodeActor:
                 stopping=admit.stopping,
                 gateway=admit.gateway,
                 decode=self._context.address,
-                blocks=tuple(blocks),
+                blocks=tuple(entry.blocks if self._is_here(message.prefill) else leased),
+                n_present=len(shared) * size,
                 salt=admit.salt,
                 priority=admit.priority,
                 deadline_ns=admit.deadline_ns,
@@ -178,11 +200,15 @@ class DecodeActor:
     def _compute_here(self, entry: Entry, trail: Trail) -> None:
         """A short prompt is not worth a hand-over: its chunks run between our own steps."""
         admit = entry.expect.admit
-        self._book.adopt(entry.blocks)
+        self._book.adopt(entry.leased)
         entry.state = "running"
-        entry.sequence = self._sequence(entry, list(admit.tokens), 0, trail)
+        entry.sequence = self._sequence(entry, list(admit.tokens), entry.n_shared * self._memory.layout.block_tokens, trail)
         self._running[entry.sequence.id] = entry
         self._host.submit(Add(entry.sequence))
+
+    def _is_here(self, prefill: Address) -> bool:
+        """Whether that prefill actor computes in our pool."""
+        return self._context.is_local(prefill)
 
     def _sequence(self, entry: Entry, tokens: list[int], n_computed: int, trail: Trail) -> Sequence:
         admit = entry.expect.admit
@@ -196,8 +222,12 @@ class DecodeActor:
             sampling=admit.sampling,
             stopping=admit.stopping,
             blocks=list(entry.blocks),
+            root=namespace(self._model, admit.salt),
+            priority=admit.priority,
             n_computed=n_computed,
-            prompt_logprobs=admit.prompt_logprobs if n_computed == 0 else -1,
+            prompt_logprobs=admit.prompt_logprobs,
+            keys=entry.keys,
+            n_published=entry.n_shared,
             trail=list(trail),
         )
 
@@ -218,12 +248,12 @@ class DecodeActor:
             self._send({entry.expect.admit.gateway: [(_with_trail(entry.first, trail), ())]})
             self._drop(entry, n_generated=first.first + 1, finished=True)
             return
-        self._book.adopt(entry.blocks)
+        self._book.adopt(entry.leased)
         admit = entry.expect.admit
         entry.state = "running"
         entry.sequence = self._sequence(entry, [*admit.tokens, *first.ids], len(admit.tokens), trail)
         self._running[entry.sequence.id] = entry
-        self._host.submit(Join(entry.sequence, message.checksums, len(entry.blocks) if message.checksums else 0))
+        self._host.submit(Join(entry.sequence, message.checksums, len(entry.leased) if message.checksums else 0))
 
     def _on_returned(self, message: Returned) -> None:
         entry = self._entries.get((message.request_id, message.attempt))
@@ -246,7 +276,7 @@ class DecodeActor:
         if entry.state == "leased":
             assert entry.prefill is not None
             entry.state = "revoking"
-            self._book.quarantine(entry.blocks)
+            self._book.quarantine(entry.leased)
             self._context.post(
                 entry.prefill,
                 Revoke(request_id=entry.key[0], attempt=entry.key[1], decode=self._context.address),
@@ -290,13 +320,18 @@ class DecodeActor:
                 self._drop(entry, n_generated=sequence.n_generated)
         if rows:
             self._send(rows)
+        changes = news(self._worker, self._book)
+        if changes is not None and self._router is not None:
+            self._context.post(self._router, changes)
 
     def _row(self, entry: Entry, advance: Advance) -> Row:
         first, logprobs = entry.first, (advance.logprobs,) if advance.logprobs is not None else ()
         key, finish = entry.key, advance.finish or ""
         if first is None:
-            scores = tuple(advance.sequence.scores) if advance.index + 1 == advance.sequence.n_generated == 1 else ()
-            return Row(*key, advance.index, (advance.token,), advance.trail, finish, logprobs, 0, scores)
+            sequence, starts = advance.sequence, advance.index == 0
+            n_cached = min(sequence.n_cached, sequence.n_prompt) if starts else 0
+            scores = tuple(sequence.scores) if starts else ()
+            return Row(*key, advance.index, (advance.token,), advance.trail, finish, logprobs, n_cached, scores)
         entry.first = None
         return Row(
             *key,
@@ -357,6 +392,7 @@ class DecodeActor:
             self._book.free(entry.sequence.blocks)
         else:
             self._book.free(entry.blocks)
+        self._host.nudge()
         self._leave(entry.router, entry.key, n_generated, finished=finished)
 
     def _leave(self, router: Address, key: Key, n_generated: int, *, finished: bool) -> None:

@@ -22,6 +22,7 @@ from relay.messages import (
     Address,
     Admit,
     Cancel,
+    Decision,
     Displaced,
     Down,
     FinishReason,
@@ -87,6 +88,7 @@ class Flight:
     failures: int = 0  # attempts in a row that gained no token
     decode: Address | None = None
     dead: tuple[Address, ...] = ()
+    decisions: list[Decision] = field(default_factory=list)  # of each attempt that was placed
     token_ns: list[int] = field(default_factory=list)  # when each token came, for inter-token latency
 
     @property
@@ -197,6 +199,8 @@ class GatewayActor:
         if flight is None or flight.decode not in (None, message.decode):
             self._refuse_mail(message.decode, message.request_id, message.attempt)
             return
+        if flight.decode is None:
+            flight.decisions.append(message.decision)
         flight.decode = message.decode
         self._context.monitor(message.decode)
 
@@ -233,7 +237,8 @@ class GatewayActor:
             flight.failures = 0
         if row.prompt_logprobs and not flight.scores:
             flight.scores = row.prompt_logprobs
-        flight.n_cached = max(flight.n_cached, row.n_cached)
+        if not known:
+            flight.n_cached = row.n_cached
         if row.finish:
             self._flights.pop(flight.request_id, None)
             flight.finish = row.finish

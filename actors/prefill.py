@@ -1,8 +1,9 @@
 """Prefill: computes prompts and pushes their KV, layer by layer, into leased blocks of decode workers.
 
-Owns the jobs of its engine's prefill side and the blocks they compute in. Receives Prefill and Revoke from decode workers; sends the first
-token to the gateway, Prefilled or Returned to the decode worker: one of the two ends the lease, and nothing is written after it. Where the
-decode actor lives in the same worker, the leased blocks are computed in place and no byte moves. Ends with its worker.
+Owns the jobs of its engine's prefill side; the blocks they compute in stay behind as its prefix cache. Receives Prefill and Revoke from
+decode workers; sends the first token to the gateway, Prefilled or Returned to the decode worker: one of the two ends the lease, and nothing
+is written after it. Where the decode actor lives in the same worker, the leased blocks are computed in place and no byte moves. Ends with
+its worker.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from relay.engine.sequence import Sequence, SequenceId, Target
 from relay.kv.book import BlockBook
 from relay.kv.memory import KVMemory
 from relay.kv.pools import Pools
+from relay.kv.prefix import namespace
 from relay.ledger.spans import Span
 from relay.messages import Address, Announced, Down, Left, Prefill, Prefilled, PrefillInbox, Returned, Revoke, Row, Tokens, Up
+from relay.policy.cache_index import hints, news
 from relay.runtime.node import Context
 
 JobKey = tuple[Address, str, int]
@@ -25,20 +28,19 @@ JobKey = tuple[Address, str, int]
 
 @dataclass(slots=True)
 class Job:
-    """One lease. `sequence` once it has blocks to compute in; `revoked` once the decode worker wants it back."""
+    """One lease, and the sequence that fills it. `revoked` once the decode worker wants it back."""
 
     message: Prefill
-    memory: KVMemory
-    received: tuple[int, int]
-    sequence: Sequence | None = None
+    sequence: Sequence
     revoked: bool = False
 
 
 class PrefillActor:
     _context: Context
 
-    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, pools: Pools, worker: str) -> None:
-        self._host, self._book, self._memory, self._pools, self._worker = host, book, memory, pools, worker
+    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, pools: Pools, worker: str, model: str) -> None:
+        self._host, self._book, self._memory, self._pools = host, book, memory, pools
+        self._worker, self._model = worker, model
         self._jobs: dict[JobKey, Job] = {}
         self._computing: dict[SequenceId, JobKey] = {}
         self._router: Address | None = None
@@ -76,6 +78,7 @@ class PrefillActor:
                 n_blocks=layout.n_blocks,
                 block_tokens=layout.block_tokens,
                 max_running=self._host.max_running,
+                cached=hints(self._book.published_keys()),
             ),
         )
 
@@ -84,22 +87,8 @@ class PrefillActor:
         if memory is None:
             return  # dead already: nobody waits for an answer
         self._context.monitor(message.decode)
-        key = message.decode, message.request_id, message.attempt
-        self._jobs[key] = Job(message, memory, (Span.HOP, now_ns()))
-        self._start_jobs()
-
-    def _start_jobs(self) -> None:
-        """First come, first served: give blocks to jobs that have none, until one does not fit."""
-        for key, job in self._jobs.items():
-            if job.sequence is None and not self._start(key, job):
-                break
-
-    def _start(self, key: JobKey, job: Job) -> bool:
-        message, here = job.message, job.memory is self._memory
-        blocks = list(message.blocks) if here else self._book.allocate(self._memory.layout.blocks_for(len(message.tokens)))
-        if blocks is None:
-            return False
-        job.sequence = Sequence(
+        here = memory is self._memory
+        sequence = Sequence(
             id=self._host.next_id(),
             side="prefill",
             request_id=message.request_id,
@@ -108,24 +97,25 @@ class PrefillActor:
             n_prompt=message.n_prompt,
             sampling=message.sampling,
             stopping=message.stopping,
-            blocks=blocks,
+            blocks=list(message.blocks) if here else [],
+            root=namespace(self._model, message.salt),
+            priority=message.priority,
+            n_computed=message.n_present if here else 0,
             prompt_logprobs=message.prompt_logprobs,
-            target=None if here else Target(job.memory, message.blocks, message.n_present),
-            trail=[*message.trail, job.received, (Span.PREFILL_QUEUE_BLOCKS, now_ns())],
+            target=None if here else Target(memory, message.blocks, message.n_present),
+            borrowed=here,
+            trail=[*message.trail, (Span.HOP, now_ns())],
         )
-        self._computing[job.sequence.id] = key
-        self._host.submit(Add(job.sequence))
-        return True
+        key = message.decode, message.request_id, message.attempt
+        self._jobs[key] = Job(message, sequence)
+        self._computing[sequence.id] = key
+        self._host.submit(Add(sequence))
 
     def _on_revoke(self, message: Revoke) -> None:
-        """Between two steps nothing is written: the lease ends at once if nothing has begun, else when the engine has let go."""
-        key = (message.decode, message.request_id, message.attempt)
-        job = self._jobs.get(key)
-        if job is None or job.sequence is None:
-            if job is not None:
-                self._leave(self._jobs.pop(key))
+        """The lease ends when the engine has let go; one that is not held any more is returned at once."""
+        job = self._jobs.get((message.decode, message.request_id, message.attempt))
+        if job is None:
             self._context.post(message.decode, Returned(request_id=message.request_id, attempt=message.attempt))
-            self._start_jobs()
         elif not job.revoked:
             job.revoked = True
             self._host.submit(Drop(job.sequence.id))
@@ -133,14 +123,10 @@ class PrefillActor:
     def _on_down(self, address: Address) -> None:
         """A decode worker is dead: its pool is a ghost that only we still map. A new memfd serves its next epoch."""
         self._pools.close(address)
-        for key, job in list(self._jobs.items()):
-            if key[0] == address:
-                if job.sequence is None:
-                    self._leave(self._jobs.pop(key))
-                elif not job.revoked:
-                    job.revoked = True
-                    self._host.submit(Drop(job.sequence.id))
-        self._start_jobs()
+        for key, job in self._jobs.items():
+            if key[0] == address and not job.revoked:
+                job.revoked = True
+                self._host.submit(Drop(job.sequence.id))
 
     def _on_report(self, report: StepReport) -> None:
         for advance in report.advances:
@@ -149,7 +135,9 @@ class PrefillActor:
         for sequence in report.gone:
             if sequence.side == "prefill":
                 self._end(sequence)
-        self._start_jobs()
+        changes = news(self._worker, self._book)
+        if changes is not None and self._router is not None:
+            self._context.post(self._router, changes)
 
     def _on_first_token(self, advance: Advance) -> None:
         sequence = advance.sequence
@@ -164,6 +152,7 @@ class PrefillActor:
             trail=advance.trail,
             finish=advance.finish or "",
             logprobs=(advance.logprobs,) if advance.logprobs is not None else (),
+            n_cached=min(sequence.n_cached, sequence.n_prompt),
             prompt_logprobs=tuple(sequence.scores),
         )
         self._context.post(job.message.gateway, Tokens(source=self._context.address, rows=(row,)))
@@ -178,8 +167,9 @@ class PrefillActor:
         if key is None:
             return None
         job = self._jobs.pop(key)
-        if job.memory is not self._memory:
+        if not sequence.borrowed:
             self._book.free(sequence.blocks)
+            self._host.nudge()
         if job.revoked:
             self._context.post(key[0], Returned(request_id=sequence.request_id, attempt=sequence.attempt))
         self._leave(job)

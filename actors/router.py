@@ -7,7 +7,6 @@ in flight to a worker that dies is nobody's but ours to report, so every place i
 worker.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -17,12 +16,15 @@ import trio
 from relay.clock import now_ns
 from relay.config import RouterConfig
 from relay.errors import ContextTooLong, DeadlineExceeded, Overloaded, RequestError
+from relay.kv.prefix import BlockKey, chain, namespace
 from relay.ledger.spans import Span
 from relay.messages import (
     Address,
     Admit,
     Announced,
+    Cached,
     Cancel,
+    Decision,
     Declined,
     Displaced,
     Down,
@@ -33,7 +35,9 @@ from relay.messages import (
     RouterInbox,
     Up,
 )
-from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, choose_decode, choose_prefill
+from relay.policy.cache_index import CacheIndex
+from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, weigh_decode, weigh_prefill
+from relay.policy.queue import Queued, WaitingLine
 from relay.runtime.node import Context
 
 log = structlog.get_logger()
@@ -49,21 +53,16 @@ class Place:
     admit: Admit | None
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
-    admit: Admit
-    received_ns: int
-
-
 class RouterActor:
     _context: Context
 
-    def __init__(self, config: RouterConfig) -> None:
-        self._config = config
+    def __init__(self, config: RouterConfig, model: str) -> None:
+        self._config, self._model = config, model
         self._prefill: dict[Address, WorkerLoad] = {}
         self._decode: dict[Address, WorkerLoad] = {}
         self._places: dict[Key, Place] = {}
-        self._queue: OrderedDict[Key, Queued] = OrderedDict()
+        self._caches: dict[str, CacheIndex] = {}  # by worker: its actors share one
+        self._queue = WaitingLine()
         self._lengths = AnswerLengths(config.expected_tokens)
         self._turn = 0
         self._dead: dict[Address, None] = {}
@@ -95,6 +94,9 @@ class RouterActor:
                 pass  # workers announce themselves
             case Announced():
                 self._on_announced(message)
+            case Cached():
+                if message.worker in self._caches:
+                    self._caches[message.worker].change(message.added, message.removed)
             case Admit():
                 self._on_admit(message)
             case Declined():
@@ -114,12 +116,13 @@ class RouterActor:
         worker = WorkerLoad(message.address, message.worker, message.n_blocks, message.block_tokens, message.max_running)
         workers = self._prefill if message.role == "prefill" else self._decode
         workers[message.address] = worker
+        self._caches[message.worker] = CacheIndex(message.cached)
         self._context.monitor(message.address)
         for holding in message.holdings:
             key = holding.request_id, holding.attempt
             worker.place(key, holding.n_blocks)
             self._places[key] = Place(holding.gateway, message.address, holding.prefill, None)
-            self._queue.pop(key, None)
+            self._queue.remove(key)
         self._place_queued()
 
     def _on_admit(self, message: Admit) -> None:
@@ -131,22 +134,19 @@ class RouterActor:
         if len(self._queue) >= self._config.max_queue:
             self._refuse(message, Overloaded(f"{len(self._queue)} requests are waiting already; try again later", retry_after_s=1.0))
             return
-        self._queue[key] = Queued(message, now_ns())
-        if message.attempt > 1:
-            self._queue.move_to_end(key, last=False)  # it has waited once
+        self._queue.add(Queued(message, now_ns()))
         self._place_queued()
 
     def _place_queued(self) -> None:
-        """First come, first served: who does not fit is not overtaken for ever."""
-        while self._queue and self._place(next(iter(self._queue.values()))):
-            self._queue.popitem(last=False)
+        """In order: who does not fit is not overtaken for ever."""
+        while (queued := self._queue.first()) is not None and self._place(queued):
+            self._queue.remove((queued.admit.request_id, queued.admit.attempt))
 
     def _place(self, queued: Queued) -> bool:
         """Whether it need not wait any longer: it is placed, or can never be."""
-        admit = queued.admit
+        admit, started = queued.admit, now_ns()
         if not (self._prefill and self._decode):
             return False
-        started, turn = now_ns(), self._turn if self._config.placement == "round_robin" else None
         n_tokens, max_more = len(admit.tokens), admit.stopping.max_tokens - (len(admit.tokens) - admit.n_prompt)
         for workers, more, what in ((self._decode, max_more, "prompt and max_tokens"), (self._prefill, 0, "the prompt")):
             if not can_ever_fit(n_tokens, more, workers.values()):
@@ -154,21 +154,65 @@ class RouterActor:
                 text = f"{what} need {n_tokens + more} tokens of KV memory; the largest pool holds {room}: ask for less"
                 self._refuse(admit, ContextTooLong(text, param="max_tokens"))
                 return True
-        prefill = choose_prefill(self._prefill, turn)
-        n_blocks = blocks_wanted(n_tokens, max_more, self._lengths.p90(), self._config.kv_overcommit, prefill.block_tokens)
-        decode = choose_decode(self._decode, n_blocks, turn)
-        if decode is None:
+        block_tokens = next(iter(self._decode.values())).block_tokens
+        n_blocks = blocks_wanted(n_tokens, max_more, self._lengths.p90(), self._config.kv_overcommit, block_tokens)
+        decision = self._decide(admit, n_blocks, block_tokens)
+        if not decision.decode:
             return False
-        self._turn += 1
+        decode = self._decode[decision.decode[0].address]
+        prefill = self._prefill[decision.prefill[0].address] if decision.prefill else None
         key = admit.request_id, admit.attempt
-        prefill.place(key, n_tokens)
         decode.place(key, n_blocks)
-        self._places[key] = Place(admit.gateway, decode.address, prefill.address, admit)
+        if prefill is not None:
+            prefill.place(key, n_tokens - min(n_tokens, decision.prefill[0].n_cached))
+        self._places[key] = Place(admit.gateway, decode.address, prefill.address if prefill else None, admit)
         self._context.monitor(admit.gateway)
         trail = (*admit.trail, (Span.HOP, queued.received_ns), (Span.PREFILL_QUEUE_CAPACITY, started), (Span.ROUTE_DECIDE, now_ns()))
-        self._context.post(decode.address, Expect(admit=admit, prefill=prefill.address, router=self._context.address, trail=trail))
-        log.debug("placed", request_id=key[0], attempt=key[1], prefill=str(prefill.address), decode=str(decode.address))
+        self._context.post(
+            decode.address,
+            Expect(
+                admit=admit,
+                prefill=prefill.address if prefill else None,
+                router=self._context.address,
+                decision=decision,
+                trail=trail,
+            ),
+        )
         return True
+
+    def _decide(self, admit: Admit, n_blocks: int, block_tokens: int) -> Decision:
+        """Candidates of both roles, best first; no decode candidate if none has room, no prefill one if decode does it by itself."""
+        rule: str = self._config.placement
+        n_tokens = len(admit.tokens)
+        if rule == "round_robin":
+            return self._by_turn(n_tokens, n_blocks)
+        keys: list[BlockKey] = []
+        if rule == "kv_aware":
+            n_full = (n_tokens - 1) // block_tokens
+            keys = list(chain(namespace(self._model, admit.salt), admit.tokens[: n_full * block_tokens], block_tokens))
+
+        def n_cached(worker: WorkerLoad) -> int:
+            return self._caches[worker.worker].n_blocks(keys) * block_tokens
+
+        prefill = weigh_prefill(self._prefill.values(), n_tokens, n_cached)
+        decode = weigh_decode(self._decode.values(), n_blocks, n_cached)
+        home = self._prefill[prefill[0].address].worker
+        together = [candidate for candidate in decode if self._decode[candidate.address].worker == home]
+        if together:  # an aggregated worker: nothing has to move
+            decode.remove(together[0])
+            decode.insert(0, together[0])
+        elif decode and n_tokens - decode[0].n_cached <= self._config.local_prefill_tokens:
+            rule, prefill = f"{rule}, short enough for decode alone", []
+        return Decision(rule, tuple(prefill[:4]), tuple(decode[:4]))
+
+    def _by_turn(self, n_tokens: int, n_blocks: int) -> Decision:
+        prefill = sorted(weigh_prefill(self._prefill.values(), n_tokens, lambda worker: 0), key=lambda c: c.address)
+        decode = sorted(weigh_decode(self._decode.values(), n_blocks, lambda worker: 0), key=lambda c: c.address)
+        if decode:
+            first, second = self._turn % len(prefill), self._turn % len(decode)
+            prefill, decode = prefill[first:] + prefill[:first], decode[second:] + decode[:second]
+            self._turn += 1
+        return Decision("round_robin", tuple(prefill[:4]), tuple(decode[:4]))
 
     def _on_declined(self, message: Declined) -> None:
         """We thought there was room (a new router knows less than the pool): it goes first when there is."""
@@ -179,8 +223,7 @@ class RouterActor:
         decode = self._decode.get(message.decode)
         if decode is not None:
             decode.withheld = max(0, decode.n_blocks - message.n_free_blocks - decode.load)
-        self._queue[key] = Queued(place.admit, now_ns())
-        self._queue.move_to_end(key, last=False)
+        self._queue.add(Queued(place.admit, now_ns(), declined=True))
 
     def _on_left(self, message: Left) -> None:
         key = message.request_id, message.attempt
@@ -198,7 +241,7 @@ class RouterActor:
 
     def _on_cancel(self, message: Cancel) -> None:
         key = message.request_id, message.attempt
-        if self._queue.pop(key, None) is not None:
+        if self._queue.remove(key) is not None:
             self._place_queued()
             return
         place = self._places.get(key)
@@ -208,9 +251,9 @@ class RouterActor:
     def _on_down(self, address: Address) -> None:
         self._dead[address] = None
         self._forget_worker(address)
-        for key, queued in list(self._queue.items()):
+        for key, queued in self._queue:
             if queued.admit.gateway == address:
-                del self._queue[key]
+                self._queue.remove(key)
         for key, place in list(self._places.items()):
             if place.decode == address:
                 self._forget(key)
@@ -218,8 +261,11 @@ class RouterActor:
         self._place_queued()
 
     def _forget_worker(self, address: Address) -> None:
-        self._prefill.pop(address, None)
-        self._decode.pop(address, None)
+        """Dead, or said to be: its cache is gone with it, unless its successor has announced another."""
+        for workers in (self._prefill, self._decode):
+            worker = workers.pop(address, None)
+            if worker is not None and not any(other.worker == worker.worker for other in (*self._prefill.values(), *self._decode.values())):
+                self._caches.pop(worker.worker, None)
 
     def _forget(self, key: Key) -> Place | None:
         place = self._places.pop(key, None)
@@ -250,11 +296,11 @@ class RouterActor:
             self._place_queued()
             now = now_ns()
             limit = now - int(self._config.queue_timeout_s * 1e9)
-            for key, queued in list(self._queue.items()):
+            for key, queued in self._queue:
                 if queued.received_ns < limit:
-                    del self._queue[key]
+                    self._queue.remove(key)
                     text = f"no worker had a place for {self._config.queue_timeout_s:g} s; try again later"
                     self._refuse(queued.admit, Overloaded(text, retry_after_s=5.0))
                 elif queued.admit.deadline_ns and queued.admit.deadline_ns < now:
-                    del self._queue[key]
+                    self._queue.remove(key)
                     self._refuse(queued.admit, DeadlineExceeded("the request's time ran out while it waited for a place"))

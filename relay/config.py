@@ -7,7 +7,7 @@ to a config afterwards: what is discovered at start lives in structs of its own 
 import difflib
 import types
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -55,7 +55,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Placement and admission."""
 
-    placement: Annotated[Literal["least_loaded", "round_robin"], _doc("how workers are chosen")] = "least_loaded"
+    placement: Annotated[
+        Literal["kv_aware", "least_loaded", "round_robin"], _doc("how workers are chosen: by cached prefix and load, by load, or in turn")
+    ] = "kv_aware"
+    local_prefill_tokens: Annotated[int, _doc("a decode worker computes a prompt itself if so few of its tokens are not cached", ge=0)] = 0
     max_queue: Annotated[int, _doc("requests that may wait for a place; beyond it: 503", ge=0)] = 1024
     queue_timeout_s: Annotated[float, _doc("a request that waited so long for a place is refused with 503", gt=0)] = 300.0
     expected_tokens: Annotated[int, _doc("tokens an answer is assumed to need before enough have been seen", ge=1)] = 256
@@ -69,6 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_dtype: Annotated[Literal["float32", "bfloat16"], _doc("type of the KV cache")] = "float32"
     block_tokens: Annotated[int, _doc("tokens a KV block holds", ge=16, le=16)] = 16
     kv_memory_mib: Annotated[int, _doc("KV pool of each worker, unless the worker says otherwise", ge=1)] = 1024
+    prefix_cache: Annotated[bool, _doc("keep KV of ended requests, to be found again by equal prefixes")] = True
     max_running: Annotated[int, _doc("sequences in one decode batch", ge=1, le=4096)] = 64
     max_step_ms: Annotated[float, _doc("prefill chunks are sized so that a step stays under this", gt=0)] = 50.0
     max_chunk_tokens: Annotated[int, _doc("prefill tokens of one step at most, whatever the time", ge=1)] = 512
@@ -102,6 +106,48 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_memory_mib: Annotated[Annotated[int, Meta(ge=1)] | None, _doc("KV pool; default: engine.kv_memory_mib")] = None
 
 
+class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may use the server. Without a key file anyone who reaches it may; `/debug` and `/admin` then answer this machine only."""
+
+    keys_file: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        _doc("what `relay keys new` writes; with it every route but /healthz asks for a key. Default: no keys"),
+    ] = None
+    open_routes: Annotated[
+        tuple[Literal["/readyz", "/metrics"], ...], _doc("routes that ask for no key, for probes and scrapers that cannot send one")
+    ] = ()
+    reload_s: Annotated[float, _doc("the key file is looked at so often; a key taken out of it works so long at most", gt=0)] = 2.0
+
+
+class CorsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which web pages may call the server from a browser. Without origins there are no CORS headers, and browsers refuse."""
+
+    allow_origins: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")], ...],
+        _doc("https://HOST or https://HOST:PORT, as browsers send it; or * for any"),
+    ] = ()
+    allow_methods: Annotated[
+        tuple[Annotated[str, Meta(pattern="^[A-Z]{1,16}$")], ...], _doc("methods that a page may use beyond what needs no leave")
+    ] = ("GET", "POST", "DELETE")
+    allow_headers: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9-]{1,64})$")], ...],
+        _doc("request headers that a page may send; * is any: client libraries add many of their own"),
+    ] = ("*",)
+    expose_headers: Annotated[
+        tuple[Annotated[str, Meta(pattern="^[A-Za-z0-9-]{1,64}$")], ...], _doc("response headers that a page's script may read")
+    ] = (
+        "x-request-id",
+        "retry-after",
+        "x-ratelimit-limit-requests",
+        "x-ratelimit-remaining-requests",
+        "x-ratelimit-reset-requests",
+        "x-ratelimit-limit-tokens",
+        "x-ratelimit-remaining-tokens",
+        "x-ratelimit-reset-tokens",
+    )
+    max_age_s: Annotated[int, _doc("browsers remember a preflight's answer so long", ge=0, le=86400)] = 600
+
+
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Logs go to standard error: readable in a terminal, JSON otherwise."""
 
@@ -114,6 +160,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: ModelConfig
     workers: Annotated[tuple[WorkerConfig, ...], _doc("engine workers", min_length=1)]
     gateway: GatewayConfig = GatewayConfig()
+    auth: AuthConfig = AuthConfig()
+    cors: CorsConfig = CorsConfig()
     router: RouterConfig = RouterConfig()
     engine: EngineConfig = EngineConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -135,6 +183,12 @@ def _mapping(loader: _UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]
 
 
 _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_UniqueKeyLoader.yaml_implicit_resolvers = {  # a date stays the text that it is
+    first: [(tag, shape) for tag, shape in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+T = TypeVar("T")
 
 
 def load(path: Path) -> Config:
@@ -148,21 +202,32 @@ def load(path: Path) -> Config:
 
 def parse(text: str, *, where: str = "config") -> Config:
     """Validate YAML text. Raises ConfigError."""
-    try:
-        raw = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not valid YAML: {error}") from error
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    raw = read_yaml(text, where)
     if not isinstance(raw, dict):
         raise ConfigError(f"{where}: expected a mapping with `model` and `workers`, found {type(raw).__name__}")
-    _refuse_unknown(raw, Config, where, "")
-    try:
-        config = msgspec.convert(raw, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    config = validate(raw, Config, where)
     _check(config, where)
     return config
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """Plain data out of YAML: no key twice, dates as text. Raises ConfigError."""
+    try:
+        return yaml.load(text, Loader=_UniqueKeyLoader)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        # beside its own, PyYAML lets out what a wrong `!!int`, `!!bool` or `!!timestamp`, a list as a key or deep nesting raises
+        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+
+
+def validate(raw: Any, kind: type[T], where: str) -> T:
+    """Plain data as a struct, or a tuple of them; an unknown key is refused with the nearest known one. Raises ConfigError."""
+    _refuse_unknown(raw, kind, where, "")
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _refuse_unknown(raw: Any, kind: Any, where: str, path: str) -> None:
@@ -189,6 +254,8 @@ def _refuse_unknown(raw: Any, kind: Any, where: str, path: str) -> None:
 def _check(config: Config, where: str) -> None:
     """What types cannot say."""
     split_bind(config.gateway.bind, where)
+    if config.auth.open_routes and config.auth.keys_file is None:
+        raise ConfigError(f"{where}: auth.open_routes has no meaning without auth.keys_file; leave it out, or name a key file")
     names = [worker.name for worker in config.workers]
     for name in names:
         if names.count(name) > 1:

@@ -98,7 +98,7 @@ def _router(task: RouterTask) -> Hosted:
     from relay.actors.router import RouterActor
     from relay.ledger.metrics import RouterMetrics, families
 
-    actor, metrics = RouterActor(task.config.router), RouterMetrics()
+    actor, metrics = RouterActor(task.config.router, task.config.model.name), RouterMetrics()
 
     async def on_ask(kind: str, body: bytes) -> bytes | None:
         if kind == "ready":
@@ -130,7 +130,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:
     worker, epoch = host.start.worker, host.start.epoch
     memory = KVMemory(task.layout, fds["kv"])
     memory.populate()
-    book, metrics = BlockBook(task.layout.n_blocks), EngineMetrics()
+    book, metrics = BlockBook(task.layout.n_blocks, caching=task.config.engine.prefix_cache), EngineMetrics()
     engine = start_engine(task.config.engine, Path(task.model_path), memory, book, threads=task.threads)
     engine.subscribe(metrics.on_report)
 
@@ -139,11 +139,12 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:
 
     pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), fd_of)
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {}
+    model = task.config.model.name
     for role, name in task.actors.items():
         if role == "prefill":
-            actors[name] = PrefillActor(engine, book, memory, pools, worker).run
+            actors[name] = PrefillActor(engine, book, memory, pools, worker, model).run
         else:
-            actors[name] = DecodeActor(engine, book, memory, worker).run
+            actors[name] = DecodeActor(engine, book, memory, worker, model).run
 
     async def on_ask(kind: str, body: bytes) -> bytes | None:
         counts = book.counts()

@@ -3,8 +3,10 @@
 In: jobs (Add a sequence to compute, Join one whose KV has arrived, Drop one). Out: one StepReport a step. `step(jobs)` takes the jobs,
 makes room (growth, preemption), computes one batch of chunks and decode rows, draws, and says what happened. It never waits.
 
-Out of blocks, the youngest decode sequence is preempted: its blocks go back at once, and it waits in front of all prompts to be computed
-again from its tokens. What a preempted sequence needs stays reserved, so that new leases cannot starve it.
+A sequence that has no blocks yet gets them when its turn comes: what is cached of its prefix, and fresh ones for the rest. One whose next
+block another is computing right now waits for that, and shares it. Out of blocks, the last decode sequence in order of priority and age is
+preempted: its blocks go back at once, and it waits in front of all prompts to be computed again from its tokens. What a preempted sequence
+needs stays reserved, so that new leases cannot starve it.
 """
 
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from relay.engine.report import Advance, StepReport
 from relay.engine.runner import Batch, Draw, Push, Runner, StepResult
 from relay.engine.sequence import Sequence, SequenceId
 from relay.kv.book import BlockBook
+from relay.kv.prefix import BlockKey
 from relay.ledger.spans import Span
 from relay.messages import Trail
 from relay.policy.batching import StepClock, plan_chunks
@@ -25,7 +28,7 @@ from relay.policy.batching import StepClock, plan_chunks
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Compute this sequence from `n_computed` on; its blocks hold all its tokens (a preempted one has none yet)."""
+    """Compute this sequence from `n_computed` on. Its blocks hold all its tokens, or are empty: then the engine finds some."""
 
     sequence: Sequence
 
@@ -46,7 +49,12 @@ class Drop:
     id: SequenceId
 
 
-Job = Add | Join | Drop
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """Blocks were freed: look again at what waits for some."""
+
+
+Job = Add | Join | Drop | Nudge
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,8 @@ class Engine:
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
         self._block_tokens = runner.layout.block_tokens
         self._running: dict[SequenceId, Sequence] = {}
-        self._waiting: dict[SequenceId, Sequence] = {}
+        self._waiting: dict[SequenceId, Sequence] = {}  # in the order in which they are computed
+        self._coming: dict[BlockKey, SequenceId] = {}  # blocks that a waiting sequence is about to compute
         self.on_logits: Callable[[Sequence, int, np.ndarray], None] | None = None  # tests look at every row of logits
 
     @property
@@ -87,9 +96,8 @@ class Engine:
         return len(self._waiting)
 
     def step(self, jobs: list[Job]) -> tuple[StepReport, bool]:
-        """One turn; the bool says whether there is more to compute."""
-        began = now_ns()
-        report = StepReport(began_ns=began)
+        """One turn; the bool says whether there is more that can be computed now."""
+        report = StepReport(began_ns=now_ns())
         for job in jobs:
             self._take(job, report)
         self._grow(report)
@@ -97,12 +105,15 @@ class Engine:
         if parts:
             self._compute(parts, report)
         report.ended_ns = now_ns()
-        return report, bool(self._running or self._waiting)
+        return report, bool(parts)
 
     def _take(self, job: Job, report: StepReport) -> None:
         match job:
             case Add(sequence):
-                self._waiting[sequence.id] = sequence
+                self._wait(sequence)
+                if sequence.blocks:
+                    sequence.n_cached = sequence.n_computed
+                    self._announce(sequence)
             case Join(sequence, checksums, n_checked):
                 damaged = self._verify(sequence, checksums, n_checked)
                 if damaged:
@@ -110,11 +121,22 @@ class Engine:
                 else:
                     sequence.trail.append((Span.KV_VERIFY, now_ns()))
                     self._running[sequence.id] = sequence
+                    self._publish(sequence)
             case Drop(id):
                 dropped = self._running.pop(id, None) or self._waiting.pop(id, None)
                 if dropped is not None:
+                    self._withdraw(dropped)
                     report.gone.append(dropped)
                     self._reserve()
+            case Nudge():
+                pass
+
+    def _wait(self, sequence: Sequence) -> None:
+        """Into the line: preempted ones first, then by priority, then by age."""
+        self._waiting[sequence.id] = sequence
+        rank = (not sequence.preempted, sequence.priority, sequence.id)
+        if any((not other.preempted, other.priority, other.id) > rank for other in self._waiting.values()):
+            self._waiting = dict(sorted(self._waiting.items(), key=lambda item: (not item[1].preempted, item[1].priority, item[0])))
 
     def _verify(self, sequence: Sequence, checksums: bytes, n_checked: int) -> str:
         """Empty if the pool holds what the pusher sent, else which layer does not."""
@@ -137,23 +159,16 @@ class Engine:
                 if more is not None:
                     sequence.blocks += more
                 else:
-                    self._preempt(next(reversed(self._running.values())))
+                    self._preempt(max(self._running.values(), key=lambda each: (each.priority, each.id)))
                     report.n_preempted += 1
-        for sequence in list(self._waiting.values()):
-            if sequence.blocks or not sequence.preempted:
-                continue
-            blocks = self._book.allocate(self._runner.layout.blocks_for(len(sequence.tokens) + 1))
-            if blocks is None:
-                break
-            sequence.blocks = blocks
         self._reserve()
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.pop(sequence.id)
         self._book.free(sequence.blocks)
-        sequence.blocks, sequence.n_computed, sequence.preempted = [], 0, True
+        sequence.blocks, sequence.n_computed, sequence.n_published, sequence.preempted = [], 0, 0, True
         sequence.trail.append((Span.DECODE_HOST, now_ns()))
-        self._waiting = {sequence.id: sequence, **self._waiting}
+        self._wait(sequence)
 
     def _reserve(self) -> None:
         needed = sum(
@@ -164,20 +179,102 @@ class Engine:
         self._book.reserve(needed)
 
     def _choose(self) -> list[_Part]:
-        """Every running sequence's next token, then chunks of what waits and has blocks."""
-        running = [_Part(sequence, 1, True) for sequence in list(self._running.values())[: self._max_running]]
-        ready = [sequence for sequence in self._waiting.values() if sequence.blocks]
+        """Every running sequence's next token, then chunks of what waits and has, or now gets, its blocks."""
+        parts = [_Part(sequence, 1, True) for sequence in list(self._running.values())[: self._max_running]]
+        ready: list[Sequence] = []
+        room = min(self._clock.budget_rows(), self._max_chunk_tokens)  # who would get no token needs no blocks yet
+        for sequence in self._waiting.values():
+            if room <= 0:
+                break
+            if not self._find_blocks(sequence):
+                sequence.lacked_blocks = True
+                break
+            if self._catch_up(sequence):
+                ready.append(sequence)
+                room -= len(sequence.tokens) - sequence.n_computed
         chunks = plan_chunks(
             (len(sequence.tokens) - sequence.n_computed for sequence in ready),
-            len(running),
+            len(parts),
             self._clock.budget_rows(),
             self._runner.tile_rows,
             self._max_chunk_tokens,
         )
         for index, n_tokens in chunks:
             sequence = ready[index]
-            running.append(_Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
-        return running
+            parts.append(_Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
+        return parts
+
+    def _find_blocks(self, sequence: Sequence) -> bool:
+        """False if it must wait for memory, and all behind it with it."""
+        if sequence.blocks or self._is_coming(sequence, 0):
+            return True
+        n_reusable = 0 if sequence.prompt_logprobs >= 0 else (len(sequence.tokens) - 1) // self._block_tokens
+        shared = self._book.match(sequence.keys_until(n_reusable, self._block_tokens), sequence.tokens)
+        if len(shared) < n_reusable and self._is_coming(sequence, len(shared)):
+            self._book.free(shared)
+            return True
+        more = self._book.allocate(self._runner.layout.blocks_for(len(sequence.tokens) + sequence.preempted) - len(shared))
+        if more is None:
+            self._book.free(shared)
+            return False
+        sequence.blocks = shared + more
+        sequence.n_computed = len(shared) * self._block_tokens
+        sequence.n_published = len(shared)
+        if not sequence.preempted:
+            sequence.n_cached = sequence.n_computed
+        self._announce(sequence)
+        self._reserve()
+        return True
+
+    def _catch_up(self, sequence: Sequence) -> bool:
+        """Whether to compute it now. Not if another is about to compute its next block; and what has been computed meanwhile is taken."""
+        if not sequence.blocks:
+            return False
+        size = self._block_tokens
+        while sequence.borrowed and sequence.n_computed % size == 0 and sequence.n_computed + size < len(sequence.tokens):
+            n = sequence.n_computed // size
+            if sequence.prompt_logprobs >= 0 or not self._book.is_published(sequence.keys_until(n + 1, size)[n]):
+                break
+            shared = self._book.match(sequence.keys[: n + 1], sequence.tokens)
+            if len(shared) == n + 1:
+                self._runner.memory.copy_block(shared[n], sequence.blocks[n])
+                sequence.n_computed += size
+                sequence.n_cached += size
+            self._book.free(shared)
+            if len(shared) != n + 1:
+                break
+        return not self._is_coming(sequence, sequence.n_computed // size)
+
+    def _is_coming(self, sequence: Sequence, n: int) -> bool:
+        """Whether another sequence is about to compute block `n` of this one."""
+        if sequence.prompt_logprobs >= 0 or (n + 1) * self._block_tokens >= len(sequence.tokens):
+            return False
+        owner = self._coming.get(sequence.keys_until(n + 1, self._block_tokens)[n])
+        return owner is not None and owner != sequence.id
+
+    def _announce(self, sequence: Sequence) -> None:
+        """From now on it is known which blocks this one will compute."""
+        n_full = len(sequence.tokens) // self._block_tokens
+        for key in sequence.keys_until(n_full, self._block_tokens)[sequence.n_computed // self._block_tokens :]:
+            self._coming.setdefault(key, sequence.id)
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        for key in sequence.keys[sequence.n_published :]:
+            if self._coming.get(key) == sequence.id:
+                del self._coming[key]
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Its full blocks can be found by others now."""
+        size = self._block_tokens
+        if sequence.borrowed:
+            return
+        while (sequence.n_published + 1) * size <= sequence.n_computed:
+            n = sequence.n_published
+            key = sequence.keys_until(n + 1, size)[n]
+            self._book.publish(sequence.blocks[n], key, tuple(sequence.tokens[n * size : (n + 1) * size]))
+            if self._coming.get(key) == sequence.id:
+                del self._coming[key]
+            sequence.n_published += 1
 
     def _compute(self, parts: list[_Part], report: StepReport) -> None:
         batch, scored = self._batch(parts)
@@ -199,13 +296,14 @@ class Engine:
         self._advance(parts, result, scored, report, started, floor, computed)
 
     def _waited(self, sequence: Sequence, began: int) -> None:
-        """The time up to its first chunk was spent behind others; between chunks, interleaved with them; preempted, as that."""
+        """The time up to its first chunk was spent behind others or for want of blocks; between chunks, interleaved with others."""
         if sequence.preempted:
             sequence.trail.append((Span.DECODE_PREEMPTED, began))
-        elif sequence.n_pushed == 0 and not sequence.scores and sequence.trail[-1][0] != Span.PREFILL_HOST:
-            sequence.trail.append((Span.PREFILL_QUEUE_BEHIND_PREFILL, began))
-        else:
+        elif sequence.started:
             sequence.trail.append((Span.PREFILL_INTERLEAVE, began))
+        else:
+            sequence.trail.append((Span.PREFILL_QUEUE_BLOCKS if sequence.lacked_blocks else Span.PREFILL_QUEUE_BEHIND_PREFILL, began))
+        sequence.started = True
 
     def _batch(self, parts: list[_Part]) -> tuple[Batch, list[tuple[Sequence, bool]]]:
         """Flat arrays of the parts; and for each logit row its sequence, and whether it draws (else it scores a prompt token)."""
@@ -279,6 +377,7 @@ class Engine:
         for part in parts:
             sequence = part.sequence
             sequence.n_computed += part.n_rows
+            self._publish(sequence)
             if sequence.target is not None:
                 sequence.checksums.append(result.checksums[push])
                 push += 1
@@ -327,6 +426,8 @@ class Engine:
         was_waiting = self._waiting.pop(sequence.id, None) is not None
         report.advances.append(Advance(sequence, index, token, finish, result.logprobs[row], trail))
         sequence.trail = []
+        if was_waiting:
+            self._withdraw(sequence)
         if sequence.side == "prefill":
             sequence.trail = list(trail)
         elif finish is not None:

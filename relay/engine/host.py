@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 
-from relay.engine.engine import Engine, Job
+from relay.engine.engine import Engine, Job, Nudge
 from relay.engine.report import StepReport
 from relay.engine.sequence import SequenceId
 from relay.runtime.compute import ComputeThread
@@ -25,6 +25,11 @@ class EngineHost:
 
     def next_id(self) -> SequenceId:
         return next(self._ids)
+
+    def nudge(self) -> None:
+        """Blocks were freed outside the engine, which may be waiting for some. To be called after they are."""
+        if self._engine.n_waiting:
+            self._thread.submit(Nudge())
 
     def submit(self, job: Job) -> None:
         """Taken at the next step; wakes an idle engine."""

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.kv.memory import KVMemory
+from relay.kv.prefix import BlockKey, next_key
 from relay.messages import FinishReason, Key, Logprobs, Sampling, Stopping
 
 Side = Literal["prefill", "decode"]
@@ -26,8 +27,10 @@ class Target:
 class Sequence:
     """Owned by the engine from Add or Join until it is reported as gone; by its actor before and after.
 
-    tokens: prompt, earlier attempts' tokens and what is generated. blocks: its block table. n_computed: tokens whose KV is there.
-    A `prefill` sequence leaves with its first token; a `decode` one stays until it finishes. `target` None: it computes in place.
+    tokens: prompt, earlier attempts' tokens and what is generated. blocks: its block table, empty until the engine finds some.
+    n_computed: tokens whose KV is there. root: the namespace of its block keys. n_cached: tokens found in the cache at its start.
+    A `prefill` sequence leaves with its first token; a `decode` one stays until it finishes. target: where its KV is pushed, None for
+    nowhere. borrowed: its blocks are a lease of this pool, so they are not its own to publish.
     """
 
     id: SequenceId
@@ -39,18 +42,33 @@ class Sequence:
     sampling: Sampling
     stopping: Stopping
     blocks: list[int]
+    root: BlockKey = b""
+    priority: int = 0
     n_computed: int = 0
     prompt_logprobs: int = -1
     target: Target | None = None
+    borrowed: bool = False
+    keys: list[BlockKey] = field(default_factory=list)
+    n_published: int = 0
+    n_cached: int = 0
     checksums: list[NDArray[np.uint64]] = field(default_factory=list)  # [n_layers, n] of each push, in order
     scores: list[Logprobs] = field(default_factory=list)  # of the prompt's tokens but the first
     n_pushed: int = 0  # blocks of the target that are written
     preempted: bool = False
+    started: bool = False  # some of it has been computed here
+    lacked_blocks: bool = False
     trail: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def key(self) -> Key:
         return self.request_id, self.attempt
+
+    def keys_until(self, n_blocks: int, block_tokens: int) -> list[BlockKey]:
+        """Keys of its first `n_blocks` blocks, all full."""
+        while len(self.keys) < n_blocks:
+            at = len(self.keys) * block_tokens
+            self.keys.append(next_key(self.keys[-1] if self.keys else self.root, self.tokens[at : at + block_tokens]))
+        return self.keys[:n_blocks]
 
     @property
     def n_generated(self) -> int:

@@ -11,6 +11,7 @@ from relay.clock import now_ns
 from relay.errors import BodyTooLarge, ClientGone, RequestError, RequestTimeout
 from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
+from relay.messages import Decision
 from relay.openai.error import error_body, error_headers
 
 Scope = MutableMapping[str, Any]
@@ -40,6 +41,7 @@ class Exchange:
         self.error: RequestError | None = None
         self.n_prompt = self.n_generated = self.n_cached = 0
         self.attempts = 0
+        self.decisions: list[Decision] = []
         self.finish_reasons: list[str] = []
         self.token_ns: list[list[int]] = []  # of each choice, when its tokens came
         self.log = log.bind(request_id=request_id)

@@ -6,6 +6,24 @@ from typing import Any
 import msgspec
 
 from relay.http.exchange import Exchange
+from relay.messages import Decision
+
+
+class CandidateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """See `relay.messages.Candidate`."""
+
+    worker: str
+    cached_tokens: int
+    load: float
+    score: float
+
+
+class PlacementRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one attempt went where it went: candidates best first; without a prefill worker the decode worker computed the prompt."""
+
+    rule: str
+    prefill: list[CandidateRecord]
+    decode: list[CandidateRecord]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ns: int | None
     ttft_spans: dict[str, int]
     violations: int
+    decisions: list[PlacementRecord]
 
 
 def record(exchange: Exchange) -> Record:
@@ -47,7 +66,16 @@ def record(exchange: Exchange) -> Record:
         ttft_ns=ledger.first_byte_ns - ledger.start_ns if ledger.ttft_slots is not None else None,
         ttft_spans=ledger.ttft_spans(),
         violations=ledger.violations,
+        decisions=[_placement(decision) for decision in exchange.decisions],
     )
+
+
+def _placement(decision: Decision) -> PlacementRecord:
+    prefill, decode = (
+        [CandidateRecord(worker=str(c.address), cached_tokens=c.n_cached, load=c.load, score=c.score) for c in candidates]
+        for candidates in (decision.prefill, decision.decode)
+    )
+    return PlacementRecord(rule=decision.rule, prefill=prefill, decode=decode)
 
 
 class Records:

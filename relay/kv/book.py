@@ -1,19 +1,24 @@
-"""Who holds which block of one pool: the owner's book. It moves no bytes.
+"""Who holds which block of one pool, and what is still in it: the owner's book. It moves no bytes.
 
-    free -> leased -> running -> free          a lease that was filled and adopted
-            leased -> quarantined -> free      a lease that was given up while its writer may still write
-    free -> running -> free                    blocks computed here
+    free -> leased -> running -> free | cached     a lease that was filled and adopted
+            leased -> quarantined -> free          a lease that was given up while its writer may still write
+    free -> running -> free | cached               blocks computed here
+    cached -> running                              found again by its prefix, shared by any number of sequences
+    cached -> free                                 least recently used first, when there is no other
 
-The law of blocks, free + cached + leased + running + quarantined = total, holds after every call. Both the actor and the compute thread
-call in; each call holds one short lock.
+A full block may be published under its key. Then it can be matched while it runs and after, until its last reader has left and somebody
+needs the memory. The law of blocks, free + cached + leased + running + quarantined = total, holds after every call. Both the actor and the
+compute thread call in; each call holds one short lock.
 """
 
 import threading
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import msgspec
+
+from relay.kv.prefix import BlockKey
 
 
 class BlockState(IntEnum):
@@ -40,58 +45,142 @@ class BlockCounts(msgspec.Struct, frozen=True, kw_only=True):
         return "" if parts == self.total else f"{parts} blocks accounted for, {self.total} in the pool"
 
 
-class BlockBook:
-    """Allocation of `n_blocks` blocks. Least recently freed first, so that a stale writer's damage would be noticed late: tests poison."""
+class Published(msgspec.Struct, frozen=True):
+    """What a block holds: its key, and its tokens to compare on a hit."""
 
-    def __init__(self, n_blocks: int) -> None:
+    key: BlockKey
+    tokens: tuple[int, ...]
+
+
+class CacheChanges(msgspec.Struct):
+    """Keys that can be matched since the last time this was taken, and keys that cannot any more."""
+
+    added: list[BlockKey]
+    removed: list[BlockKey]
+
+
+class BlockBook:
+    """Allocation of `n_blocks` blocks; `caching` False publishes nothing."""
+
+    def __init__(self, n_blocks: int, *, caching: bool = True) -> None:
         self._lock = threading.Lock()
         self._state = [BlockState.FREE] * n_blocks
+        self._readers = [0] * n_blocks
         self._free = deque(range(n_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._published: dict[int, Published] = {}
+        self._by_key: dict[BlockKey, int] = {}
+        self._caching = caching
+        self._changes = CacheChanges([], [])
         self._reserved = 0
+
+    # --- taking
 
     def allocate(self, n: int) -> list[int] | None:
         """`n` blocks to compute in, or None if there are not so many. Reserved blocks are given."""
         with self._lock:
-            return self._take(n, BlockState.RUNNING) if n <= len(self._free) else None
+            return self._take(n, BlockState.RUNNING) if n <= len(self._free) + len(self._cached) else None
 
     def lease(self, n: int) -> list[int] | None:
         """`n` blocks for somebody else to write, or None; leaves what is reserved."""
         with self._lock:
-            return self._take(n, BlockState.LEASED) if n + self._reserved <= len(self._free) else None
+            return self._take(n, BlockState.LEASED) if n + self._reserved <= len(self._free) + len(self._cached) else None
+
+    def match(self, keys: Sequence[BlockKey], tokens: Sequence[int]) -> list[int]:
+        """The longest run of published blocks for `keys`, from the first on, as one more reader of each. Tokens are compared."""
+        blocks: list[int] = []
+        with self._lock:
+            for i, key in enumerate(keys):
+                block = self._by_key.get(key)
+                if block is None:
+                    break
+                held = self._published[block].tokens
+                if held != tuple(tokens[i * len(held) : (i + 1) * len(held)]):
+                    break
+                if self._state[block] is BlockState.CACHED:
+                    del self._cached[block]
+                    self._state[block] = BlockState.RUNNING
+                self._readers[block] += 1
+                blocks.append(block)
+        return blocks
 
     def reserve(self, n: int) -> None:
         """Keep `n` blocks from being leased: preempted sequences wait for them."""
         with self._lock:
             self._reserved = n
 
+    # --- changing
+
     def adopt(self, blocks: Iterable[int]) -> None:
         """A lease was filled."""
-        self._move(blocks, BlockState.LEASED, BlockState.RUNNING)
+        with self._lock:
+            for block in blocks:
+                self._expect(block, BlockState.LEASED)
+                self._state[block], self._readers[block] = BlockState.RUNNING, 1
 
     def quarantine(self, blocks: Iterable[int]) -> None:
         """A lease was given up, and its writer has not said that it stopped."""
-        self._move(blocks, BlockState.LEASED, BlockState.QUARANTINED)
-
-    def free(self, blocks: Iterable[int]) -> None:
-        """Nobody reads or writes these any more."""
         with self._lock:
             for block in blocks:
+                self._expect(block, BlockState.LEASED)
+                self._state[block] = BlockState.QUARANTINED
+
+    def publish(self, block: int, key: BlockKey, tokens: tuple[int, ...]) -> None:
+        """A running block is full and computed. The first to publish a key keeps it."""
+        if not self._caching:
+            return
+        with self._lock:
+            self._expect(block, BlockState.RUNNING)
+            if key not in self._by_key and block not in self._published:
+                self._by_key[key] = block
+                self._published[block] = Published(key, tokens)
+                self._changes.added.append(key)
+
+    def is_published(self, key: BlockKey) -> bool:
+        """Whether a match would go on here (tokens not compared)."""
+        return key in self._by_key
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """The caller reads or writes these no more. Of a prefix the end goes first, so that its beginning stays longest."""
+        with self._lock:
+            for block in reversed(blocks):
                 state = self._state[block]
-                if state is BlockState.FREE:
-                    raise AssertionError(f"block {block} is free already")
-                self._state[block] = BlockState.FREE
-                self._free.append(block)
+                if state in (BlockState.FREE, BlockState.CACHED):
+                    raise AssertionError(f"block {block} is {state.name} already")
+                if state is BlockState.RUNNING:
+                    self._readers[block] -= 1
+                    if self._readers[block] > 0:
+                        continue
+                if block in self._published:
+                    self._state[block] = BlockState.CACHED
+                    self._cached[block] = None
+                else:
+                    self._state[block] = BlockState.FREE
+                    self._free.append(block)
+
+    # --- telling
 
     def n_free(self) -> int:
         """Blocks that `lease` could give."""
         with self._lock:
-            return max(0, len(self._free) - self._reserved)
+            return max(0, len(self._free) + len(self._cached) - self._reserved)
+
+    def take_changes(self) -> CacheChanges:
+        """What the router's index has to hear."""
+        with self._lock:
+            changes, self._changes = self._changes, CacheChanges([], [])
+            return changes
+
+    def published_keys(self) -> list[BlockKey]:
+        """All keys that can be matched, for a snapshot; what was still to be told is part of it."""
+        with self._lock:
+            self._changes = CacheChanges([], [])
+            return list(self._by_key)
 
     def counts(self) -> BlockCounts:
         """Counted anew from what each block says and from the free list, so that the two can disagree."""
         with self._lock:
-            states = list(self._state)
-            free = len(self._free)
+            states, free = list(self._state), len(self._free)
         return BlockCounts(
             total=len(states),
             free=free,
@@ -101,15 +190,24 @@ class BlockBook:
             quarantined=states.count(BlockState.QUARANTINED),
         )
 
+    # --- inside
+
     def _take(self, n: int, state: BlockState) -> list[int]:
-        blocks = [self._free.popleft() for _ in range(n)]
-        for block in blocks:
+        blocks = []
+        for _ in range(n):
+            block = self._free.popleft() if self._free else self._evict()
             self._state[block] = state
+            self._readers[block] = 1 if state is BlockState.RUNNING else 0
+            blocks.append(block)
         return blocks
 
-    def _move(self, blocks: Iterable[int], old: BlockState, new: BlockState) -> None:
-        with self._lock:
-            for block in blocks:
-                if self._state[block] is not old:
-                    raise AssertionError(f"block {block} is {self._state[block].name}, not {old.name}")
-                self._state[block] = new
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        key = self._published.pop(block).key
+        del self._by_key[key]
+        self._changes.removed.append(key)
+        return block
+
+    def _expect(self, block: int, state: BlockState) -> None:
+        if self._state[block] is not state:
+            raise AssertionError(f"block {block} is {self._state[block].name}, not {state.name}")

@@ -47,6 +47,10 @@ class KVMemory:
         for i, j in zip(blocks, target_blocks, strict=True):
             sink[:, j] = source[:, i]
 
+    def copy_block(self, source: int, target: int) -> None:
+        """All of one block into another of this pool."""
+        self.pages[:, :, target] = self.pages[:, :, source]
+
     def checksums(self, blocks: NDArray[np.int32], layer: int | None = None) -> NDArray[np.uint64]:
         """uint64 [n_layers, len(blocks)], or [len(blocks)] of one layer."""
         if layer is not None:

@@ -5,10 +5,10 @@ running 90th percentile times `kv_overcommit`); preemption covers the misjudged.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from relay.messages import Address, Key
+from relay.messages import Address, Candidate, Key
 
 
 @dataclass(slots=True)
@@ -63,18 +63,21 @@ def can_ever_fit(n_tokens: int, max_more: int, workers: Iterable[WorkerLoad]) ->
     return any(n_tokens + max_more <= worker.n_blocks * worker.block_tokens for worker in workers)
 
 
-def choose_prefill(workers: Mapping[Address, WorkerLoad], turn: int | None) -> WorkerLoad:
-    """The one with the fewest tokens to compute; number `turn` in rotation where a turn is given."""
-    if turn is not None:
-        return sorted(workers.values(), key=lambda w: w.address)[turn % len(workers)]
-    return min(workers.values(), key=lambda w: (w.load, w.address))
+def weigh_prefill(workers: Iterable[WorkerLoad], n_tokens: int, n_cached: Callable[[WorkerLoad], int]) -> list[Candidate]:
+    """Least first: what it still has to compute before this one, and of this one what it has not cached.
+
+    Load and cache are in one unit, so a hot prefix draws requests only as long as waiting there costs less than computing it elsewhere.
+    """
+    found = [Candidate(w.address, n_cached(w), w.load, w.load + n_tokens - min(n_cached(w), n_tokens)) for w in workers]
+    return sorted(found, key=lambda c: (c.score, c.address))
 
 
-def choose_decode(workers: Mapping[Address, WorkerLoad], n_blocks: int, turn: int | None) -> WorkerLoad | None:
-    """The one with the largest free share of blocks among those that have room and a place in their batch; None if none has."""
-    open_to = [w for w in workers.values() if w.load + w.withheld + n_blocks <= w.n_blocks and len(w.placed) < w.max_running]
-    if not open_to:
-        return None
-    if turn is not None:
-        return sorted(open_to, key=lambda w: w.address)[turn % len(open_to)]
-    return min(open_to, key=lambda w: (w.load / w.n_blocks, len(w.placed), w.address))
+def weigh_decode(workers: Iterable[WorkerLoad], n_blocks: int, n_cached: Callable[[WorkerLoad], int]) -> list[Candidate]:
+    """Least first: the share of blocks in use once this one is there; only those that have room and a place in their batch."""
+    found = []
+    for w in workers:
+        cached = n_cached(w)
+        if w.load + w.withheld + n_blocks <= w.n_blocks and len(w.placed) < w.max_running:
+            score = (w.load + n_blocks - cached // w.block_tokens) / w.n_blocks
+            found.append(Candidate(w.address, cached, w.load / w.n_blocks, score))
+    return sorted(found, key=lambda c: (c.score, c.address))

@@ -14,10 +14,10 @@ from typing import Protocol
 import trio
 
 from relay.errors import FrameTooLarge
-from relay.messages import Address, Cancel, Down, Message, Returned, Up
+from relay.messages import Address, Cancel, Down, Message, Returned, Settle, Up
 from relay.runtime.mailbox import Lane, Life, Mailbox
 
-OUTSIDE_LANES: tuple[type, ...] = (Up, Down, Cancel, Returned)  # what frees room must not wait for room
+OUTSIDE_LANES: tuple[type, ...] = (Up, Down, Cancel, Returned, Settle)  # what frees room must not wait for room
 
 
 class Outlet(Protocol):
@@ -59,6 +59,9 @@ class Node:
 
     def is_alive(self, address: Address) -> bool:
         return address in self._home or self._is_early(address)
+
+    def is_local(self, address: Address) -> bool:
+        return self._home.get(address) == self.worker
 
     def post(self, to: Address, message: Message) -> None:
         """Send without waiting. Raises LaneFull. Mail for the dead is dropped: `Down` is how one learns."""
@@ -189,6 +192,10 @@ class Context:
     def __init__(self, node: Node, address: Address, inbox: Mailbox) -> None:
         self._node, self.address, self.inbox = node, address, inbox
         self.post, self.send, self.is_alive = node.post, node.send, node.is_alive
+
+    def is_local(self, address: Address) -> bool:
+        """Whether that actor lives in this worker."""
+        return self._node.is_local(address)
 
     def monitor(self, target: Address) -> None:
         """Have `Down(target)` come to the inbox once: when it dies, or at once if it is not alive."""

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from relay.kv.book import BlockBook
+from relay.kv.prefix import chain, namespace
 
 
 def test_every_block_is_in_exactly_one_state() -> None:
@@ -41,7 +42,7 @@ def test_a_block_is_not_freed_twice() -> None:
     blocks = book.allocate(1)
     assert blocks is not None
     book.free(blocks)
-    with pytest.raises(AssertionError, match="free already"):
+    with pytest.raises(AssertionError, match="FREE already"):
         book.free(blocks)
 
 
@@ -59,6 +60,81 @@ def test_a_lost_block_is_noticed() -> None:
     book = BlockBook(4)
     book._free.popleft()
     assert book.counts().audit() == "3 blocks accounted for, 4 in the pool"
+
+
+ROOT = namespace("m")
+TOKENS = list(range(80))
+KEYS = list(chain(ROOT, TOKENS, 16))
+
+
+def with_prefix(book: BlockBook, n: int) -> list[int]:
+    """Allocate and publish the first `n` blocks of TOKENS."""
+    blocks = book.allocate(n)
+    assert blocks is not None
+    for i, block in enumerate(blocks):
+        book.publish(block, KEYS[i], tuple(TOKENS[16 * i : 16 * i + 16]))
+    return blocks
+
+
+def test_a_published_prefix_is_shared_while_it_runs_and_after() -> None:
+    book = BlockBook(8)
+    first = with_prefix(book, 3)
+    second = book.match(KEYS, TOKENS)
+    assert second == first
+    book.free(first)
+    assert book.counts().running == 3
+    book.free(second)
+    assert (book.counts().running, book.counts().cached) == (0, 3)
+    assert book.match(KEYS[:2], TOKENS) == first[:2]
+    assert book.counts().audit() == ""
+
+
+def test_tokens_decide_not_the_hash() -> None:
+    """openvino.genai#3722: with a hash that always collides there is a miss, never a wrong hit."""
+    book = BlockBook(4)
+    blocks = book.allocate(1)
+    assert blocks is not None
+    book.publish(blocks[0], b"same", (1,) * 16)
+    assert book.match([b"same"], [2] * 16) == []
+    assert book.match([b"same"], [1] * 16) == blocks
+
+
+def test_namespaces_never_meet() -> None:
+    """vllm#44701, sglang#24638: a salt equal to a model's name, or to anything else inside, shares nothing."""
+    roots = [namespace("m"), namespace("m", "m"), namespace("", "m"), namespace("m", "salt"), namespace("ms", "alt")]
+    assert len({next(chain(root, TOKENS, 16)) for root in roots}) == len(roots)
+
+
+def test_the_least_recently_used_end_of_a_prefix_goes_first() -> None:
+    book = BlockBook(4)
+    blocks = with_prefix(book, 3)
+    book.free(blocks)
+    taken = book.allocate(2)
+    assert taken is not None
+    assert taken[1] == blocks[2]
+    assert book.match(KEYS, TOKENS) == blocks[:2]
+
+
+def test_cached_blocks_are_given_when_nothing_else_is_left() -> None:
+    book = BlockBook(3)
+    book.free(with_prefix(book, 3))
+    assert book.n_free() == 3
+    assert book.lease(3) is not None
+    assert book.match(KEYS, TOKENS) == []
+
+
+def test_equal_content_is_published_once() -> None:
+    book = BlockBook(4)
+    first, second = with_prefix(book, 1), with_prefix(book, 1)
+    book.free(second)
+    assert book.counts().free == 3
+    assert book.match(KEYS, TOKENS) == first
+
+
+def test_without_caching_nothing_stays() -> None:
+    book = BlockBook(2, caching=False)
+    book.free(with_prefix(book, 2))
+    assert book.counts().free == 2
 
 
 def test_the_law_holds_under_random_use() -> None:

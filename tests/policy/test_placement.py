@@ -1,7 +1,7 @@
 """Where attempts go."""
 
 from relay.messages import Address
-from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, choose_decode, choose_prefill
+from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, weigh_decode, weigh_prefill
 
 
 def load(name: str, *amounts: int, n_blocks: int = 100, max_running: int = 4) -> WorkerLoad:
@@ -11,38 +11,48 @@ def load(name: str, *amounts: int, n_blocks: int = 100, max_running: int = 4) ->
     return worker
 
 
-def table(*workers: WorkerLoad) -> dict[Address, WorkerLoad]:
-    return {worker.address: worker for worker in workers}
+def nothing_cached(worker: WorkerLoad) -> int:
+    return 0
 
 
 def test_prefill_goes_where_fewest_tokens_wait() -> None:
-    assert choose_prefill(table(load("prefill/0", 500), load("prefill/1", 20, 30)), None).worker == "prefill/1"
+    weighed = weigh_prefill([load("prefill/0", 500), load("prefill/1", 20, 30)], 100, nothing_cached)
+    assert [candidate.address.actor for candidate in weighed] == ["prefill/1", "prefill/0"]
 
 
 def test_equal_loads_go_by_name_not_by_chance() -> None:
-    assert choose_prefill(table(load("prefill/1"), load("prefill/0")), None).worker == "prefill/0"
+    weighed = weigh_prefill([load("prefill/1"), load("prefill/0")], 100, nothing_cached)
+    assert weighed[0].address.actor == "prefill/0"
+
+
+def test_a_cached_prefix_draws_only_while_waiting_for_it_costs_less() -> None:
+    """sglang#21199: prefix-aware placement must not pile everything onto one hot worker."""
+
+    def cached(worker: WorkerLoad) -> int:
+        return 800 if worker.worker == "prefill/0" else 0
+
+    assert weigh_prefill([load("prefill/0", 700), load("prefill/1")], 1000, cached)[0].address.actor == "prefill/0"
+    assert weigh_prefill([load("prefill/0", 900), load("prefill/1")], 1000, cached)[0].address.actor == "prefill/1"
 
 
 def test_decode_goes_where_the_largest_share_is_free() -> None:
-    small, large = load("decode/0", 10, n_blocks=20), load("decode/1", 30, n_blocks=100)
-    chosen = choose_decode(table(small, large), 5, None)
-    assert chosen is large
+    weighed = weigh_decode([load("decode/0", 10, n_blocks=20), load("decode/1", 30, n_blocks=100)], 5, nothing_cached)
+    assert [candidate.address.actor for candidate in weighed] == ["decode/1", "decode/0"]
+
+
+def test_what_a_decode_worker_has_cached_it_need_not_find_room_for_twice() -> None:
+    weighed = weigh_decode([load("decode/0"), load("decode/1", 2)], 10, lambda w: 160 if w.worker == "decode/1" else 0)
+    assert weighed[0].address.actor == "decode/1"
 
 
 def test_no_room_and_no_place_mean_none() -> None:
-    full, busy = load("decode/0", 98), load("decode/1", 1, 1, 1, 1)
-    assert choose_decode(table(full, busy), 5, None) is None
+    assert weigh_decode([load("decode/0", 98), load("decode/1", 1, 1, 1, 1)], 5, nothing_cached) == []
 
 
 def test_what_a_worker_declined_counts_as_taken() -> None:
     worker = load("decode/0", 10)
     worker.withheld = 88
-    assert choose_decode(table(worker), 5, None) is None
-
-
-def test_round_robin_takes_turns() -> None:
-    workers = table(load("prefill/0", 500), load("prefill/1"))
-    assert [choose_prefill(workers, turn).worker for turn in range(4)] == ["prefill/0", "prefill/1"] * 2
+    assert weigh_decode([worker], 5, nothing_cached) == []
 
 
 def test_leaving_gives_back_exactly_what_was_taken() -> None:
