@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -15,9 +16,15 @@ _MIB = 1 << 20
 
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path))
-def check(config: Path) -> None:
+@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.option("--schema", is_flag=True, help="Print the JSON schema of config files, every field with its meaning, and stop.")
+def check(config: Path | None, schema: bool) -> None:
     """Validate CONFIG (a YAML file) and explain what it would start and the memory it takes. Fetches the model to know its shape."""
+    if schema:
+        click.echo(msgspec.json.format(msgspec.json.encode(msgspec.json.schema(configuration.Config)), indent=2))
+        return
+    if config is None:
+        raise click.UsageError("name a config file, or ask for --schema")
     settings = configuration.load(config)
     console = Console(highlight=False)
     with model_progress(console) as progress:
