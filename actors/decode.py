@@ -76,9 +76,9 @@ class Entry:
 class DecodeActor:
     _context: Context
 
-    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str, model: str) -> None:
+    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str, model: str, reserve: bool = False) -> None:
         self._host, self._book, self._memory = host, book, memory
-        self._worker, self._model = worker, model
+        self._worker, self._model, self._reserve = worker, model, reserve
         self._router: Address | None = None
         self._entries: dict[Key, Entry] = {}
         self._attempts: dict[str, int] = {}  # the newest attempt held of each request
@@ -111,7 +111,7 @@ class DecodeActor:
             case Cancel():
                 self._on_cancel(message)
             case Down():
-                self._on_down(message.address)
+                self._on_down(message)
             case _:
                 assert_never(message)
 
@@ -132,6 +132,7 @@ class DecodeActor:
                 n_blocks=layout.n_blocks,
                 block_tokens=layout.block_tokens,
                 max_running=self._host.max_running,
+                reserve=self._reserve,
                 holdings=tuple(holdings),
                 cached=hints(self._book.published_keys()),
             ),
@@ -189,6 +190,7 @@ class DecodeActor:
                 decode=self._context.address,
                 blocks=tuple(entry.blocks if self._is_here(message.prefill) else leased),
                 n_present=len(shared) * size,
+                lone=admit.lone,
                 salt=admit.salt,
                 priority=admit.priority,
                 deadline_ns=admit.deadline_ns,
@@ -224,6 +226,7 @@ class DecodeActor:
             blocks=list(entry.blocks),
             root=namespace(self._model, admit.salt),
             priority=admit.priority,
+            lone=admit.lone,
             n_computed=n_computed,
             prompt_logprobs=admit.prompt_logprobs,
             keys=entry.keys,
@@ -286,14 +289,18 @@ class DecodeActor:
             assert entry.sequence is not None
             self._host.submit(Drop(entry.sequence.id))
 
-    def _on_down(self, address: Address) -> None:
+    def _on_down(self, message: Down) -> None:
         """A dead prefill worker writes no more: its leases end. A dead gateway's requests have nobody left."""
+        address = message.address
         for entry in list(self._entries.values()):
             if entry.expect.admit.gateway == address:
                 self._cancel(entry)
             if entry.prefill == address and entry.state in ("leased", "revoking"):
                 if entry.state == "leased":
-                    self._displace(entry, f"{address} died while it computed the prompt", (address,))
+                    suspect = entry.key[0] in message.suspects
+                    self._displace(
+                        entry, f"{address} died while it had the prompt", (address,), suspect=suspect, convicted=suspect and message.lone
+                    )
                 self._drop(entry)
         self._unsent.pop(address, None)
 
@@ -379,8 +386,13 @@ class DecodeActor:
             await self._context.send(gateway, self._frame(rows))
         self._unsent.pop(gateway, None)
 
-    def _displace(self, entry: Entry, reason: str, dead: tuple[Address, ...] = ()) -> None:
-        self._context.post(entry.expect.admit.gateway, Displaced(request_id=entry.key[0], attempt=entry.key[1], reason=reason, dead=dead))
+    def _displace(
+        self, entry: Entry, reason: str, dead: tuple[Address, ...] = (), *, suspect: bool = False, convicted: bool = False
+    ) -> None:
+        self._context.post(
+            entry.expect.admit.gateway,
+            Displaced(request_id=entry.key[0], attempt=entry.key[1], reason=reason, dead=dead, suspect=suspect, convicted=convicted),
+        )
 
     def _drop(self, entry: Entry, *, n_generated: int = 0, finished: bool = False) -> None:
         """Nobody reads or writes its blocks any more: they are free, and so is its place."""

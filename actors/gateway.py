@@ -15,7 +15,7 @@ import trio
 
 from relay import errors
 from relay.clock import now_ns
-from relay.errors import LaneFull, Overloaded, RequestError, Unavailable
+from relay.errors import LaneFull, Overloaded, PoisonRequest, RequestError, Unavailable
 from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
 from relay.messages import (
@@ -86,6 +86,7 @@ class Flight:
     error: RequestError | None = None
     attempt: int = 1
     failures: int = 0  # attempts in a row that gained no token
+    suspect: bool = False  # a worker died in a step that held it, and it has gained no token since
     decode: Address | None = None
     dead: tuple[Address, ...] = ()
     decisions: list[Decision] = field(default_factory=list)  # of each attempt that was placed
@@ -160,6 +161,7 @@ class GatewayActor:
             sampling=flight.sampling,
             stopping=flight.stopping,
             gateway=self._context.address,
+            lone=flight.suspect,
             salt=flight.salt,
             priority=flight.priority,
             deadline_ns=flight.deadline_ns,
@@ -181,7 +183,7 @@ class GatewayActor:
             case Displaced():
                 self._on_displaced(message)
             case Down():
-                self._on_down(message.address)
+                self._on_down(message)
             case _:
                 assert_never(message)
 
@@ -216,9 +218,9 @@ class GatewayActor:
             ledger.fold(row.trail)
             ledger.fold(message.trail)
             ledger.fold(((Span.HOP, now),))
-            self._take(flight, row, now)
+            self._take(flight, row, now, message.source)
 
-    def _take(self, flight: Flight, row: Row, now: int) -> None:
+    def _take(self, flight: Flight, row: Row, now: int, source: Address) -> None:
         """Tokens are indexed: the next ones are taken, those already here are dropped (and compared)."""
         known = len(flight.ids)
         if row.first > known:
@@ -235,6 +237,7 @@ class GatewayActor:
             flight.logprobs += row.logprobs[overlap:]
             flight.token_ns += [now] * len(fresh)
             flight.failures = 0
+            flight.suspect = flight.suspect and source.actor.startswith("prefill/")  # a prompt that was computed acquits of nothing yet
         if row.prompt_logprobs and not flight.scores:
             flight.scores = row.prompt_logprobs
         if not known:
@@ -254,21 +257,29 @@ class GatewayActor:
     def _on_displaced(self, message: Displaced) -> None:
         flight = self._current(message.request_id, message.attempt)
         if flight is not None:
-            self._retry(flight, message.reason, message.dead)
+            self._retry(flight, message.reason, message.dead, suspect=message.suspect, convicted=message.convicted)
 
-    def _on_down(self, address: Address) -> None:
+    def _on_down(self, message: Down) -> None:
         """A dead router: what is placed goes on, the rest waits for the next one. A dead decode worker: try again elsewhere."""
+        address = message.address
         if address == self._router:
             self._router = None
         for flight in list(self._flights.values()):
             if flight.decode == address:
-                self._retry(flight, f"{address} died", (address,))
+                suspect = flight.request_id in message.suspects
+                self._retry(flight, f"{address} died", (address,), suspect=suspect, convicted=suspect and message.lone)
 
-    def _retry(self, flight: Flight, reason: str, dead: tuple[Address, ...]) -> None:
+    def _retry(self, flight: Flight, reason: str, dead: tuple[Address, ...], *, suspect: bool, convicted: bool) -> None:
+        """The next attempt; unless it died alone on trial, or too many died without a token in between."""
         flight.ledger.close(Span.RETRY_WASTED, max(now_ns(), flight.ledger.cursor_ns))
         flight.failures += 1
         flight.dead = tuple(dict.fromkeys(flight.dead + dead))
         log.warning("attempt lost", request_id=flight.request_id, attempt=flight.attempt, reason=reason, tokens=len(flight.ids))
+        flight.suspect = flight.suspect or suspect
+        if convicted:
+            text = "the worker that computed this request died of it, twice, the second time with nothing else in its step"
+            self._end(flight, error=PoisonRequest(text))
+            return
         if flight.failures >= self._max_attempts:
             text = f"{flight.failures} attempts in a row failed; the last: {reason}. Try again later"
             self._end(flight, error=Unavailable(text, retry_after_s=5.0))

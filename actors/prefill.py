@@ -38,9 +38,11 @@ class Job:
 class PrefillActor:
     _context: Context
 
-    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, pools: Pools, worker: str, model: str) -> None:
+    def __init__(
+        self, host: EngineHost, book: BlockBook, memory: KVMemory, pools: Pools, worker: str, model: str, reserve: bool = False
+    ) -> None:
         self._host, self._book, self._memory, self._pools = host, book, memory, pools
-        self._worker, self._model = worker, model
+        self._worker, self._model, self._reserve = worker, model, reserve
         self._jobs: dict[JobKey, Job] = {}
         self._computing: dict[SequenceId, JobKey] = {}
         self._router: Address | None = None
@@ -78,6 +80,7 @@ class PrefillActor:
                 n_blocks=layout.n_blocks,
                 block_tokens=layout.block_tokens,
                 max_running=self._host.max_running,
+                reserve=self._reserve,
                 cached=hints(self._book.published_keys()),
             ),
         )
@@ -100,6 +103,7 @@ class PrefillActor:
             blocks=list(message.blocks) if here else [],
             root=namespace(self._model, message.salt),
             priority=message.priority,
+            lone=message.lone,
             n_computed=message.n_present if here else 0,
             prompt_logprobs=message.prompt_logprobs,
             target=None if here else Target(memory, message.blocks, message.n_present),

@@ -36,7 +36,7 @@ from relay.messages import (
     Up,
 )
 from relay.policy.cache_index import CacheIndex
-from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, weigh_decode, weigh_prefill
+from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, serving, weigh_decode, weigh_prefill
 from relay.policy.queue import Queued, WaitingLine
 from relay.runtime.node import Context
 
@@ -113,7 +113,7 @@ class RouterActor:
     def _on_announced(self, message: Announced) -> None:
         if message.address in self._dead:
             return
-        worker = WorkerLoad(message.address, message.worker, message.n_blocks, message.block_tokens, message.max_running)
+        worker = WorkerLoad(message.address, message.worker, message.n_blocks, message.block_tokens, message.max_running, message.reserve)
         workers = self._prefill if message.role == "prefill" else self._decode
         workers[message.address] = worker
         self._caches[message.worker] = CacheIndex(message.cached)
@@ -145,12 +145,15 @@ class RouterActor:
     def _place(self, queued: Queued) -> bool:
         """Whether it need not wait any longer: it is placed, or can never be."""
         admit, started = queued.admit, now_ns()
-        if not (self._prefill and self._decode):
+        if not self.ready():
             return False
         n_tokens, max_more = len(admit.tokens), admit.stopping.max_tokens - (len(admit.tokens) - admit.n_prompt)
         for workers, more, what in ((self._decode, max_more, "prompt and max_tokens"), (self._prefill, 0, "the prompt")):
-            if not can_ever_fit(n_tokens, more, workers.values()):
-                room = max(worker.n_blocks * worker.block_tokens for worker in workers.values())
+            able = serving(workers.values())
+            if not can_ever_fit(n_tokens, more, able):
+                if able[0].reserve:
+                    return False  # those whose role it is may have the room, once they are back
+                room = max(worker.n_blocks * worker.block_tokens for worker in able)
                 text = f"{what} need {n_tokens + more} tokens of KV memory; the largest pool holds {room}: ask for less"
                 self._refuse(admit, ContextTooLong(text, param="max_tokens"))
                 return True
@@ -194,8 +197,8 @@ class RouterActor:
         def n_cached(worker: WorkerLoad) -> int:
             return self._caches[worker.worker].n_blocks(keys) * block_tokens
 
-        prefill = weigh_prefill(self._prefill.values(), n_tokens, n_cached)
-        decode = weigh_decode(self._decode.values(), n_blocks, n_cached)
+        prefill = weigh_prefill(serving(self._prefill.values()), n_tokens, n_cached)
+        decode = weigh_decode(serving(self._decode.values()), n_blocks, n_cached)
         home = self._prefill[prefill[0].address].worker
         together = [candidate for candidate in decode if self._decode[candidate.address].worker == home]
         if together:  # an aggregated worker: nothing has to move
@@ -206,8 +209,8 @@ class RouterActor:
         return Decision(rule, tuple(prefill[:4]), tuple(decode[:4]))
 
     def _by_turn(self, n_tokens: int, n_blocks: int) -> Decision:
-        prefill = sorted(weigh_prefill(self._prefill.values(), n_tokens, lambda worker: 0), key=lambda c: c.address)
-        decode = sorted(weigh_decode(self._decode.values(), n_blocks, lambda worker: 0), key=lambda c: c.address)
+        prefill = sorted(weigh_prefill(serving(self._prefill.values()), n_tokens, lambda worker: 0), key=lambda c: c.address)
+        decode = sorted(weigh_decode(serving(self._decode.values()), n_blocks, lambda worker: 0), key=lambda c: c.address)
         if decode:
             first, second = self._turn % len(prefill), self._turn % len(decode)
             prefill, decode = prefill[first:] + prefill[:first], decode[second:] + decode[:second]

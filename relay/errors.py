@@ -110,6 +110,12 @@ class Unavailable(RequestError):
     status, kind, code = 503, "server_error", "worker_lost"
 
 
+class PoisonRequest(RequestError):
+    """This very request kills whatever computes it; trying it again would only kill more."""
+
+    status, kind, code = 500, "server_error", "poison_request"
+
+
 class DeadlineExceeded(RequestError):
     """The time that the client gave ran out."""
 

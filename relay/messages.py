@@ -30,10 +30,15 @@ class Up(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Down(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Runtime to whoever monitors: the address is dead, its memory writes have ended, and this is its last message."""
+    """Runtime to whoever monitors: the address is dead, its memory writes have ended, and this is its last message.
+
+    `suspects` are the requests whose step it died in, unless it was killed on purpose; `lone`: that step held but one, to try it.
+    """
 
     address: Address
     reason: str
+    suspects: tuple[str, ...] = ()
+    lone: bool = False
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +154,8 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     `dead` are addresses that earlier attempts met dead: the router may not know yet, and would send each to the same grave.
     `deadline_ns` is on the host's monotonic clock, 0 for none. `salt` is the namespace of its prefix in caches.
-    `prompt_logprobs` is -1 for none, else how many alternatives for each token of the prompt.
+    `prompt_logprobs` is -1 for none, else how many alternatives for each token of the prompt. `lone`: it was in a step that a worker died
+    in, so it shares no step with others until it has gained a token.
     """
 
     request_id: str
@@ -159,6 +165,7 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sampling: Sampling
     stopping: Stopping
     gateway: Address
+    lone: bool = False
     salt: str = ""
     priority: int = 0
     deadline_ns: int = 0
@@ -242,6 +249,7 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     decode: Address
     blocks: tuple[int, ...]
     n_present: int = 0
+    lone: bool = False
     salt: str = ""
     priority: int = 0
     deadline_ns: int = 0
@@ -321,12 +329,17 @@ class Left(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Displaced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Decode or router to gateway: this attempt cannot go on; try the next. `dead` are addresses known dead by the sender."""
+    """Decode or router to gateway: this attempt cannot go on; try the next. `dead` are addresses known dead by the sender.
+
+    `suspect`: it was in the step that a worker died in; `convicted`: it was alone in it.
+    """
 
     request_id: str
     attempt: int
     reason: str
     dead: tuple[Address, ...] = ()
+    suspect: bool = False
+    convicted: bool = False
     trail: Trail = ()
 
 
@@ -352,6 +365,7 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to a router it has just heard of: what I can do and what I hold.
 
     `max_running` sequences at most in one decode batch; `n_blocks` in the pool of `block_tokens` tokens each; `cached` as in `Cached`.
+    A `reserve` takes this role only while nobody lives whose own it is.
     """
 
     address: Address
@@ -360,6 +374,7 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     n_blocks: int
     block_tokens: int
     max_running: int
+    reserve: bool = False
     holdings: tuple[Holding, ...] = ()
     cached: bytes = b""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from relay.clock import now_ns
+from relay.engine.board import StepBoard
 from relay.engine.keyed_random import uniform
 from relay.engine.report import Advance, StepReport
 from relay.engine.runner import Batch, Draw, Push, Runner, StepResult
@@ -78,9 +79,11 @@ class Engine:
         max_running: int,
         max_chunk_tokens: int,
         floor_ns: Callable[[int, int], int],
+        board: StepBoard | None = None,
     ) -> None:
         self._runner, self._book, self._clock = runner, book, clock
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
+        self._board = board
         self._block_tokens = runner.layout.block_tokens
         self._running: dict[SequenceId, Sequence] = {}
         self._waiting: dict[SequenceId, Sequence] = {}  # in the order in which they are computed
@@ -179,7 +182,10 @@ class Engine:
         self._book.reserve(needed)
 
     def _choose(self) -> list[_Part]:
-        """Every running sequence's next token, then chunks of what waits and has, or now gets, its blocks."""
+        """Every running sequence's next token, then chunks of what waits and has, or now gets, its blocks. A suspect goes alone."""
+        parts = self._alone()
+        if parts:
+            return parts
         parts = [_Part(sequence, 1, True) for sequence in list(self._running.values())[: self._max_running]]
         ready: list[Sequence] = []
         room = min(self._clock.budget_rows(), self._max_chunk_tokens)  # who would get no token needs no blocks yet
@@ -203,6 +209,18 @@ class Engine:
             sequence = ready[index]
             parts.append(_Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
         return parts
+
+    def _alone(self) -> list[_Part]:
+        """A step of one sequence that must not share it, if there is such a one."""
+        for sequence in self._running.values():
+            if sequence.lone:
+                return [_Part(sequence, 1, True)]
+        for sequence in self._waiting.values():
+            if sequence.lone and self._find_blocks(sequence) and self._catch_up(sequence):
+                n_left = len(sequence.tokens) - sequence.n_computed
+                n_rows = min(n_left, self._clock.budget_rows(), self._max_chunk_tokens)
+                return [_Part(sequence, n_rows, n_rows == n_left)]
+        return []
 
     def _find_blocks(self, sequence: Sequence) -> bool:
         """False if it must wait for memory, and all behind it with it."""
@@ -286,9 +304,13 @@ class Engine:
                 report.n_decode_rows += 1
                 if part.sequence.trail:
                     part.sequence.trail.append((Span.DECODE_QUEUE, report.began_ns))
+        if self._board is not None:
+            self._board.begin([part.sequence.request_id for part in parts], len(parts) == 1 and parts[0].sequence.lone)
         started = now_ns()
         result = self._runner.step(batch)
         computed = now_ns()
+        if self._board is not None:
+            self._board.end()
         n_rows = len(batch.tokens)
         self._clock.ran(n_rows, (computed - started) / 1e6)
         report.push_ns = result.push_ns
@@ -422,6 +444,7 @@ class Engine:
     def _got(self, sequence: Sequence, token: int, result: StepResult, row: int, report: StepReport) -> None:
         index, finish = sequence.n_generated, sequence.finish_after(token)
         sequence.tokens.append(token)
+        sequence.lone = False
         trail = tuple(sequence.trail)
         was_waiting = self._waiting.pop(sequence.id, None) is not None
         report.advances.append(Advance(sequence, index, token, finish, result.logprobs[row], trail))

@@ -30,7 +30,8 @@ class Sequence:
     tokens: prompt, earlier attempts' tokens and what is generated. blocks: its block table, empty until the engine finds some.
     n_computed: tokens whose KV is there. root: the namespace of its block keys. n_cached: tokens found in the cache at its start.
     A `prefill` sequence leaves with its first token; a `decode` one stays until it finishes. target: where its KV is pushed, None for
-    nowhere. borrowed: its blocks are a lease of this pool, so they are not its own to publish.
+    nowhere. lone: it shares no step with others until it has gained a token here. borrowed: its blocks are a lease of this pool, so they
+    are not its own to publish.
     """
 
     id: SequenceId
@@ -48,6 +49,7 @@ class Sequence:
     prompt_logprobs: int = -1
     target: Target | None = None
     borrowed: bool = False
+    lone: bool = False
     keys: list[BlockKey] = field(default_factory=list)
     n_published: int = 0
     n_cached: int = 0

@@ -16,7 +16,7 @@ class WorkerLoad:
     """What the router believes of one prefill or decode actor.
 
     placed: blocks reserved (decode) or tokens to compute (prefill), by attempt; load: their sum. withheld: blocks that it declined to give
-    although we thought them free.
+    although we thought them free. reserve: it takes this role in need only.
     """
 
     address: Address
@@ -24,6 +24,7 @@ class WorkerLoad:
     n_blocks: int
     block_tokens: int
     max_running: int
+    reserve: bool = False
     placed: dict[Key, int] = field(default_factory=dict)
     load: int = 0
     withheld: int = 0
@@ -34,6 +35,12 @@ class WorkerLoad:
 
     def leave(self, key: Key) -> None:
         self.load -= self.placed.pop(key, 0)
+
+
+def serving(workers: Iterable[WorkerLoad]) -> list[WorkerLoad]:
+    """Those whose role it is; if none of them lives, the reserve: a request never waits for a process to start."""
+    every = list(workers)
+    return [worker for worker in every if not worker.reserve] or every
 
 
 class AnswerLengths:

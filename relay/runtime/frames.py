@@ -93,12 +93,14 @@ class WorkerUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class WorkerDown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Supervisor to workers: the process has been reaped, so it writes no memory and sends nothing new."""
+    """Supervisor to workers: the process has been reaped, so it writes no memory and sends nothing new. The rest as in `Down`."""
 
     worker: str
     epoch: int
     actors: tuple[str, ...]
     reason: str
+    suspects: tuple[str, ...] = ()
+    lone: bool = False
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -26,11 +26,12 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Death:
-    """`announced`: somebody asked for it. `start_error`: the worker says that starting again will not help."""
+    """`announced`: somebody asked for it. `start_error`: starting again will not help, says the worker. `by_itself`: we did not kill it."""
 
     reason: str
     announced: bool = False
     start_error: bool = False
+    by_itself: bool = False
 
 
 class Incarnation:
@@ -90,7 +91,7 @@ class Incarnation:
             ended = await child.fence()
         if self.state == "draining" and ended == "exit 0" and not self._reason:
             return Death("drained", announced=True)
-        return Death(self._reason or self._last_words.reason or ended, self._announced, self._last_words.start_error)
+        return Death(self._reason or self._last_words.reason or ended, self._announced, self._last_words.start_error, not self._reason)
 
     async def _listen(self, child: Child) -> None:
         """Until end of file and, soon after, the exit. A reaped process may have left last words: they are read first."""

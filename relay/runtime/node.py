@@ -108,13 +108,15 @@ class Node:
             for message in self._early.pop(address, ()):
                 self._pass_on(address, message)
 
-    def down(self, worker: str, epoch: int, reason: str, actors: tuple[str, ...] = ()) -> None:
+    def down(
+        self, worker: str, epoch: int, reason: str, actors: tuple[str, ...] = (), *, suspects: tuple[str, ...] = (), lone: bool = False
+    ) -> None:
         """A worker is reaped and its link read to the end: tell the watchers, last. `actors`: its own, where we never heard it was up."""
         self._links.pop((worker, epoch), None)
         for address in [a for a, home in self._home.items() if home == worker and a.epoch == epoch]:
             del self._home[address]
             self._upped.pop(address, None)
-            self._forget(address, reason)
+            self._forget(address, reason, suspects, lone)
         for actor in actors:
             self._bury_early(actor, epoch, reason)
             self._highest[actor] = max(epoch, self._highest.get(actor, 0))
@@ -173,17 +175,17 @@ class Node:
             if address.actor == actor and address.epoch <= epoch and address not in self._home:
                 self._forget(address, reason)
 
-    def _forget(self, address: Address, reason: str) -> None:
+    def _forget(self, address: Address, reason: str, suspects: tuple[str, ...] = (), lone: bool = False) -> None:
         self._early.pop(address, None)
         if address in self._lanes:
             self._lanes.pop(address).close()
         for watcher in self._watchers.pop(address, {}):
-            self._tell_down(watcher, address, reason)
+            self._tell_down(watcher, address, reason, suspects, lone)
 
-    def _tell_down(self, watcher: str, target: Address, reason: str) -> None:
+    def _tell_down(self, watcher: str, target: Address, reason: str, suspects: tuple[str, ...] = (), lone: bool = False) -> None:
         if (watcher, target) not in self._untaken:
             self._untaken[watcher, target] = None
-            self._boxes[watcher].put(None, Down(address=target, reason=reason))
+            self._boxes[watcher].put(None, Down(address=target, reason=reason, suspects=suspects, lone=lone))
 
 
 class Context:

@@ -94,7 +94,7 @@ class Peers:
         self._close_fds(life)
         for address in [a for a, home in self._homes.items() if home == life]:
             del self._homes[address]
-        self._node.down(down.worker, down.epoch, down.reason, down.actors)
+        self._node.down(down.worker, down.epoch, down.reason, down.actors, suspects=down.suspects, lone=down.lone)
 
     def _close_fds(self, life: Life) -> None:
         close_all(self._fds.pop(life, {}).values())

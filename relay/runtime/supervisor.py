@@ -35,6 +35,10 @@ def _no_fds(epoch: int) -> dict[str, int]:
     return {}
 
 
+def _nobody() -> tuple[tuple[str, ...], bool]:
+    return (), False
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
     """One worker process, in all its lives.
@@ -42,7 +46,8 @@ class WorkerSpec:
     fds: called with each new epoch, before its start; what it returns goes to the worker by name. They stay the callable's: the supervisor
     neither duplicates nor closes them. They must stay open while the epoch lives, and since the next call comes after the old process is
     reaped, that call is the place to close the old ones (a new memfd per epoch; the root's descriptor makes a kill a mere unmapping).
-    share: names among them that every other worker gets with `WorkerUp`. drain_rank: lower ranks drain first.
+    suspects: asked once a life has ended by itself: the requests whose step it died in, and whether that step was one of a single request
+    that is under suspicion. share: names among them that every other worker gets with `WorkerUp`. drain_rank: lower ranks drain first.
     """
 
     name: str
@@ -50,6 +55,7 @@ class WorkerSpec:
     fds: Callable[[int], dict[str, int]] = _no_fds
     share: tuple[str, ...] = ()
     drain_rank: int = 0
+    suspects: Callable[[], tuple[tuple[str, ...], bool]] = _nobody
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,7 +244,10 @@ class Supervisor:
             self._tell_event("worker_died", worker=spec.name, epoch=epoch, reason=death.reason)
             if member.up is not None:
                 actors, member.up = member.up.actors, None
-                member.last_down = WorkerDown(worker=spec.name, epoch=epoch, actors=actors, reason=death.reason)
+                suspects, lone = spec.suspects() if death.by_itself else ((), False)
+                member.last_down = WorkerDown(
+                    worker=spec.name, epoch=epoch, actors=actors, reason=death.reason, suspects=suspects, lone=lone
+                )
                 self._tell_others(member, member.last_down)
         return death
 

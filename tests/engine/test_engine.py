@@ -1,13 +1,17 @@
 """The engine over the modelled runner, whose tokens tell on every wrong KV slot."""
 
+import os
 import random
+from pathlib import Path
 
 import pytest
 
+from relay.engine.board import BOARD_BYTES, StepBoard, read_board
 from relay.engine.engine import Add, Drop, Engine, Join, Nudge
 from relay.engine.keyed_random import uniform
 from relay.engine.modelled_runner import ModelledRunner, layout, next_token
 from relay.engine.report import StepReport
+from relay.engine.runner import Batch, StepResult
 from relay.engine.sequence import Sequence, Target
 from relay.kv.book import BlockBook
 from relay.kv.memory import KVMemory
@@ -302,6 +306,47 @@ def test_a_prompt_waits_for_blocks_and_goes_on_after_a_nudge() -> None:
     while sequence.id not in worker.finished:
         worker.step()
     assert worker.got[sequence.id] == expected(prompt_of(40), 1)
+
+
+def test_a_suspect_shares_no_step_until_it_has_gained_a_token() -> None:
+    worker = Worker(budget_tiles=1)
+    other, suspect = worker.sequence(prompt_of(20, 1), 12), worker.sequence(prompt_of(40, 2), 6)
+    suspect.lone = True
+    worker.step(Add(other))
+    worker.step()
+    report = worker.step(Add(suspect))
+    while suspect.id not in worker.got:
+        assert (report.n_decode_rows, report.n_prefill_tokens) in ((0, 16), (0, 8))
+        report = worker.step()
+    while len(worker.finished) < 2:
+        worker.step()
+    assert worker.got[other.id] == expected(prompt_of(20, 1), 12)
+    assert worker.got[suspect.id] == expected(prompt_of(40, 2), 6)
+
+
+def test_the_board_names_who_is_in_a_step_and_nobody_between(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    path.write_bytes(bytes(BOARD_BYTES))
+    fd = os.open(path, os.O_RDWR)
+    worker = Worker()
+    worker.engine._board = StepBoard(os.dup(fd))
+    seen: list[tuple[tuple[str, ...], bool]] = []
+    step = worker.runner.step
+
+    def look(batch: Batch) -> StepResult:
+        seen.append(read_board(fd))
+        return step(batch)
+
+    worker.runner.step = look  # type: ignore[method-assign]
+    first, second = worker.sequence(prompt_of(5), 3), worker.sequence(prompt_of(6), 3)
+    second.lone = True
+    worker.step(Add(first), Add(second))
+    worker.step()
+    assert seen == [(("2",), True), (("1", "2"), False)] or seen == [(("2",), True), (("2", "1"), False)]
+    assert read_board(fd) == ((), False)
+    os.pwrite(fd, b"\xff" * 64, 0)
+    assert read_board(fd) == ((), False)
+    os.close(fd)
 
 
 def test_any_schedule_gives_the_same_tokens() -> None:
