@@ -37,10 +37,16 @@ def assemble(start: Start, fds: dict[str, int], host: Host) -> Hosted:
 
 def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     from relay.actors.gateway import GatewayActor
+    from relay.actors.quota import QuotaActor
+    from relay.auth.keyfile import KeyFile
+    from relay.auth.metrics import KeyMetrics
     from relay.errors import Draining
+    from relay.http.access import Access
     from relay.http.app import Application
+    from relay.http.cors import Cors
     from relay.http.generate import ChatEndpoint, CompletionEndpoint, Served
-    from relay.http.records import Records, encode
+    from relay.http.limits import Meter
+    from relay.http.records import Records
     from relay.http.routes import ServerRoutes
     from relay.http.server import HttpServer
     from relay.ledger.metrics import GatewayMetrics, families
@@ -56,14 +62,23 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     served = Served(name=config.model.name, max_context=task.max_context, created=task.created)
     metrics, records = GatewayMetrics(), Records(config.gateway.keep_ledgers)
     actor = GatewayActor(max_attempts=config.gateway.max_attempts, on_event=metrics.on_event)
+    key_metrics = KeyMetrics(metrics.registry)
+    keys = None if config.auth.keys_file is None else KeyFile(Path(config.auth.keys_file))
+    quota = None if keys is None else QuotaActor()
+    if keys is not None:
+        keys.start(must=host.start.epoch == 1)
+    meter = Meter(quota, key_metrics)
     routes = ServerRoutes(host.ask, records, served)
     app = Application(
         generation={
-            "POST /v1/chat/completions": ChatEndpoint(actor, tokenizer, template, served, config.gateway).answer,
-            "POST /v1/completions": CompletionEndpoint(actor, tokenizer, template, served, config.gateway).answer,
+            "POST /v1/chat/completions": ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter).answer,
+            "POST /v1/completions": CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter).answer,
         },
         plain=routes.table(),
+        access=Access(keys, config.auth.open_routes),
+        cors=Cors(config.cors),
         metrics=metrics,
+        key_metrics=key_metrics,
         records=records,
     )
     routes.is_draining = lambda: app.draining
@@ -79,9 +94,14 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         if kind == "metrics":
             return msgspec.msgpack.encode(families(metrics.registry))
         if kind == "ledger":
-            found = records.find(body.decode())
-            return encode(found) if found is not None else None
+            return records.answer(body)
         return None
+
+    async def reload_keys() -> None:
+        """A look at the file now and then: no message could come that a restored backup or an edit by hand would not miss."""
+        while keys is not None:
+            await trio.sleep(config.auth.reload_s)
+            keys.refresh()
 
     async def on_drain() -> None:
         """Running answers may finish, up to the limit; the rest end in an error event."""
@@ -91,10 +111,14 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         actor.end_all(Draining("the server went down before this was finished; try again", retry_after_s=5.0))
         await app.until_idle()
 
-    return Hosted(actors={task.actor: actor.run}, on_ask=on_ask, on_drain=on_drain, background=[server.run])
+    actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: actor.run}
+    if quota is not None:
+        actors[task.actor.replace("gateway", "quota")] = quota.run
+    return Hosted(actors=actors, on_ask=on_ask, on_drain=on_drain, background=[server.run, reload_keys])
 
 
 def _router(task: RouterTask) -> Hosted:
+    from relay.actors.limiter import LimiterActor
     from relay.actors.router import RouterActor
     from relay.ledger.metrics import RouterMetrics, families
 
@@ -109,7 +133,10 @@ def _router(task: RouterTask) -> Hosted:
             return msgspec.msgpack.encode(families(metrics.registry))
         return None
 
-    return Hosted(actors={task.actor: actor.run}, on_ask=on_ask)
+    actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: actor.run}
+    if task.config.auth.keys_file is not None:
+        actors["limiter/0"] = LimiterActor(tuple(f"quota/{i}" for i in range(task.config.gateway.workers))).run
+    return Hosted(actors=actors, on_ask=on_ask)
 
 
 def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:

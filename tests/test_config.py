@@ -52,6 +52,11 @@ def test_every_config_of_the_repository_loads(path: Path) -> None:
         ("workers:\n  - {name: a, roles: [prefill, decode]}", "model"),
         (GOOD + "log: {level: info}\nlog: {level: debug}", "the key `log` is there twice"),
         (GOOD.replace("name: m}", "name: m, sha256: abc}"), "sha256"),
+        (GOOD + "auth: {open_routes: [/metrics]}", "auth.open_routes has no meaning without auth.keys_file"),
+        (GOOD + "auth: {keys_file: k.yaml, open_routes: [/debug/kv]}", "auth.open_routes"),
+        (GOOD + "cors: {allow_origins: [page.example]}", "cors.allow_origins"),
+        (GOOD + "cors: {allow_origins: ['https://page.example/']}", "cors.allow_origins"),
+        (GOOD + "? [1]\n: 2", "not valid YAML"),
     ],
 )
 def test_a_wrong_config_is_refused_with_what_to_do(text: str, says: str) -> None:

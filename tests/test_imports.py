@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "config", "messages", "clock", "log", "__init__"),
     ("runtime",),
-    ("text", "kv", "policy", "ledger", "openai"),
+    ("text", "kv", "policy", "ledger", "openai", "auth"),
     ("kernels",),
     ("model", "engine"),
     ("actors",),
@@ -57,7 +57,7 @@ def test_actors_never_import_each_other() -> None:
 
 def test_what_the_gateway_and_the_root_load_has_no_torch() -> None:
     for room, path in sources():
-        if room in ("runtime", "text", "openai", "http", "kv", "policy", "ledger", "plan", "serve", "actors") or path.name in (
+        if room in ("runtime", "text", "openai", "http", "kv", "policy", "ledger", "auth", "plan", "serve", "actors") or path.name in (
             "spec.py",
             "size.py",
             "source.py",

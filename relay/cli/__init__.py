@@ -7,6 +7,7 @@ import click
 from relay import __version__
 from relay.cli.chat import chat
 from relay.cli.check import check
+from relay.cli.keys import keys
 from relay.cli.serve import serve
 from relay.errors import StartError
 
@@ -18,6 +19,7 @@ def cli() -> None:
 
 
 cli.add_command(serve)
+cli.add_command(keys)
 cli.add_command(check)
 cli.add_command(chat)
 

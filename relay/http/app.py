@@ -9,15 +9,20 @@ import structlog
 import trio
 from starlette.routing import Match, Route, Router
 
+from relay.auth.metrics import KeyMetrics
 from relay.clock import now_ns
 from relay.errors import (
     ClientGone,
     Draining,
+    Forbidden,
     HttpVersionNotServed,
     MethodNotAllowed,
     NotFound,
     RequestError,
+    Unauthorized,
 )
+from relay.http.access import Access
+from relay.http.cors import Cors
 from relay.http.exchange import Exchange, Receive, Scope, Send
 from relay.http.records import Records, record
 from relay.ledger.metrics import GatewayMetrics
@@ -36,11 +41,15 @@ class Application:
         self,
         generation: Mapping[str, Handler],
         plain: Mapping[str, Handler],
+        access: Access,
+        cors: Cors,
         metrics: GatewayMetrics,
+        key_metrics: KeyMetrics,
         records: Records,
     ) -> None:
         """Routes as `METHOD /path/{name}`; path parameters are found in `exchange.scope["path_params"]`."""
-        self._metrics, self._records = metrics, records
+        self._access, self._cors = access, cors
+        self._metrics, self._key_metrics, self._records = metrics, key_metrics, records
         self._handlers: dict[str, Handler] = {**generation, **plain}
         self._generation = generation
         self._paths = frozenset(name.split()[1] for name in self._handlers)
@@ -67,8 +76,12 @@ class Application:
             await _refuse_other(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send, self.next_request_id())
+        exchange.headers.update(self._cors.headers(scope))
         try:
-            name = self._route(exchange)
+            if (preflight := self._cors.preflight(scope)) is not None:
+                await exchange.respond(200, b"", headers=preflight)
+                return
+            name = self._enter(exchange)
             if name in self._generation:
                 await self._generate(exchange, self._handlers[name])
             else:
@@ -80,6 +93,25 @@ class Application:
             await self._refuse(exchange, RequestError(f"an internal error ({type(error).__name__}); it is in the server's log"))
         finally:
             self._ended(exchange)
+
+    def _enter(self, exchange: Exchange) -> str:
+        """Through the door to a route. Who has no key learns nothing of what routes there are."""
+        name = ""
+        wrong: RequestError | None = None
+        try:
+            name = self._route(exchange)
+        except (NotFound, MethodNotAllowed) as error:
+            wrong = error
+        try:
+            exchange.enter(self._access.enter(exchange.scope, exchange.route if name else None))
+        except (Unauthorized, Forbidden) as error:
+            self._key_metrics.refused(error.status)
+            raise
+        finally:
+            exchange.ledger.close(Span.GATEWAY_AUTH, now_ns())
+        if wrong is not None:
+            raise wrong
+        return name
 
     def _route(self, exchange: Exchange) -> str:
         scope = exchange.scope
@@ -119,6 +151,7 @@ class Application:
         if isinstance(error, ClientGone):
             return
         if not exchange.started:
+            await exchange.discard_body()
             await exchange.refuse(error)
         else:
             await exchange.write_event(error_event(error, exchange.public_id))
@@ -132,12 +165,15 @@ class Application:
         metrics.requests.labels(route=exchange.route if exchange.route in self._paths else "other", status=str(status)).inc()
         if exchange.route not in self._metered:
             return
-        metrics.ended(ledger)
-        metrics.prompt_tokens.inc(exchange.n_prompt)
-        metrics.cached_tokens.inc(exchange.n_cached)
-        metrics.generated_tokens.inc(exchange.n_generated)
-        _observe_tokens(metrics, ledger.start_ns, exchange.token_ns)
-        self._records.keep(record(exchange))
+        if exchange.has_entered:  # a stranger's attempts must not push out the records of others
+            metrics.ended(ledger)
+            metrics.prompt_tokens.inc(exchange.n_prompt)
+            metrics.cached_tokens.inc(exchange.n_cached)
+            metrics.generated_tokens.inc(exchange.n_generated)
+            _observe_tokens(metrics, ledger.start_ns, exchange.token_ns)
+            if exchange.caller.name is not None:
+                self._key_metrics.ended(exchange.caller.name, status, exchange.n_prompt, exchange.n_generated)
+            self._records.keep(record(exchange))
         exchange.log.info(
             "request",
             route=exchange.route,

@@ -7,6 +7,7 @@ from typing import Any
 import structlog
 import trio
 
+from relay.auth.caller import ANYONE, Caller
 from relay.clock import now_ns
 from relay.errors import BodyTooLarge, ClientGone, RequestError, RequestTimeout
 from relay.ledger.ledger import Ledger
@@ -19,6 +20,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_DISCARD_BYTES, _DISCARD_WITHIN_S = 64 << 10, 1.0
 _SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 log = structlog.get_logger()
@@ -36,6 +38,9 @@ class Exchange:
         self.public_id = _client_id(scope) or request_id
         self.ledger = Ledger(now_ns())
         self.route = scope["path"]
+        self.caller, self.has_entered = ANYONE, False
+        self.headers: dict[str, str] = {}  # of the answer, beside those that its kind asks for
+        self.is_metered = False  # a limit of its key counts it
         self.status = 0
         self.ending = False  # the last byte is being written
         self.error: RequestError | None = None
@@ -44,6 +49,7 @@ class Exchange:
         self.decisions: list[Decision] = []
         self.finish_reasons: list[str] = []
         self.token_ns: list[list[int]] = []  # of each choice, when its tokens came
+        self._has_body = False
         self.log = log.bind(request_id=request_id)
         if self.public_id != request_id:
             self.log = self.log.bind(client_request_id=self.public_id)
@@ -51,6 +57,12 @@ class Exchange:
     @property
     def started(self) -> bool:
         return self.status != 0
+
+    def enter(self, caller: Caller) -> None:
+        """It is known whose request it is."""
+        self.caller, self.has_entered = caller, True
+        if caller.name is not None:
+            self.log = self.log.bind(key=caller.name)
 
     async def read_body(self, max_bytes: int, within_s: float) -> bytes:
         """The whole body. Raises BodyTooLarge at the first byte over the cap, RequestTimeout, ClientGone."""
@@ -69,9 +81,24 @@ class Exchange:
                     raise BodyTooLarge(f"the body has more than {max_bytes} bytes, which is the limit")
                 parts.append(part)
                 if not message.get("more_body", False):
+                    self._has_body = True
                     self.ledger.close(Span.GATEWAY_BODY, now_ns())
                     return b"".join(parts)
         raise RequestTimeout(f"the body was not there within {within_s:g} s")
+
+    async def discard_body(self) -> None:
+        """Take what is left of a short body, before an answer that needs none of it: an answer to half a request closes the connection, and
+        closing it over unread bytes resets it, so that the client may never see the answer."""
+        length = dict(self.scope["headers"]).get(b"content-length", b"0")
+        if self._has_body or not length.isdigit() or int(length) > _DISCARD_BYTES:
+            return
+        size, more = 0, True
+        with trio.move_on_after(_DISCARD_WITHIN_S):
+            while more and size <= _DISCARD_BYTES:
+                message = await self.receive()
+                size += len(message.get("body", b""))
+                more = message["type"] == "http.request" and message.get("more_body", False)
+        self.ledger.close(Span.GATEWAY_BODY, now_ns())
 
     async def until_disconnect(self) -> None:
         """Return when the client has gone."""
@@ -90,7 +117,7 @@ class Exchange:
         """An answer that is an error."""
         self.error = error
         headers = error_headers(error)
-        if error.status == 413:
+        if error.status in (413, 505):  # what follows on the connection is no request
             headers["Connection"] = "close"
         await self.respond(error.status, error_body(error, self.public_id), headers=headers)
 
@@ -111,6 +138,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
+        headers += [(name.encode(), value.encode()) for name, value in self.headers.items()]
         headers.append((b"x-request-id", self.public_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -19,6 +19,7 @@ from relay.config import GatewayConfig
 from relay.errors import ClientGone, ContextTooLong, InvalidRequest, ModelNotFound, RequestError
 from relay.http.choice import Choice, echoed
 from relay.http.exchange import Exchange
+from relay.http.limits import Meter, most_tokens
 from relay.ledger.spans import Span
 from relay.messages import Stopping
 from relay.openai.chat import ChatRequest, parse_chat
@@ -62,9 +63,10 @@ class Endpoint(ABC, Generic[Request]):
         template: ChatTemplate | None,
         served: Served,
         config: GatewayConfig,
+        meter: Meter,
     ) -> None:
         self._gateway, self._tokenizer, self._template = gateway, tokenizer, template
-        self._served, self._config = served, config
+        self._served, self._config, self._meter = served, config, meter
 
     async def answer(self, exchange: Exchange) -> None:
         """Raises RequestError while nothing has been sent."""
@@ -74,9 +76,13 @@ class Endpoint(ABC, Generic[Request]):
         else:
             request, prompts = await trio.to_thread.run_sync(self._understand, body, limiter=_THREADS)
         exchange.ledger.close(Span.GATEWAY_TOKENIZE, now_ns())
+        exchange.caller.check_model(self._served.name)
         exchange.n_prompt = sum(len(prompt.ids) for prompt in prompts)
         bell = Bell()
         choices = self._choices(exchange, request, prompts, bell)
+        n_most = sum(choice.flight.stopping.max_tokens for choice in choices)
+        await self._meter.start(exchange, exchange.n_prompt, exchange.n_prompt + n_most)
+        exchange.ledger.close(Span.GATEWAY_AUTH, now_ns())
         error: RequestError | None = None
         gone = False
         try:
@@ -104,6 +110,8 @@ class Endpoint(ABC, Generic[Request]):
             for choice in choices:
                 self._gateway.close(choice.flight, "the client left" if gone else "it is answered")
             self._tell(exchange, choices)
+            refused = error is not None and not exchange.n_generated
+            self._meter.end(exchange, 0 if refused else exchange.n_prompt + exchange.n_generated)
         if gone:
             exchange.ledger.close(Span.CANCELLED, now_ns())
             exchange.error = ClientGone("the client left before the end")
@@ -123,8 +131,9 @@ class Endpoint(ABC, Generic[Request]):
         seed = options.seed if options.seed is not None else secrets.randbits(63)
         alone = len(prompts) * options.best_of == 1
         choices: list[Choice] = []
+        most = most_tokens(exchange.caller.limits, exchange.n_prompt, len(prompts) * options.best_of)
         for prompt in prompts:
-            stopping = self._stopping(options, len(prompt.ids))
+            stopping = self._stopping(options, len(prompt.ids), most)
             for draw in range(options.best_of):
                 index = len(choices)
                 flight = Flight(
@@ -151,14 +160,15 @@ class Endpoint(ABC, Generic[Request]):
                 )
         return choices
 
-    def _stopping(self, options: Options, n_prompt: int) -> Stopping:
+    def _stopping(self, options: Options, n_prompt: int, most: int | None) -> Stopping:
+        """`most`: of a choice whose client names no number."""
         room = self._served.max_context - n_prompt
         if room < 1:
             text = f"the prompt has {n_prompt} tokens; {self._served.max_context} fit, prompt and answer together"
             raise ContextTooLong(text, param=self.prompt_param)
         max_tokens = options.max_tokens
         if max_tokens is None:
-            max_tokens = min(room, self._config.default_max_tokens or room)
+            max_tokens = min(room, self._config.default_max_tokens or room, most or room)
         elif max_tokens > room:
             text = f"`max_tokens` is {max_tokens} and the prompt has {n_prompt} tokens; {self._served.max_context} fit together"
             raise ContextTooLong(text, param="max_tokens")

@@ -1,10 +1,11 @@
 """Ledgers of ended requests, kept for `GET /v1/requests/{id}/ledger`: the last so many, by our ID and by the client's."""
 
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Iterable
 
 import msgspec
 
+from relay.clock import now_ns
 from relay.http.exchange import Exchange
 from relay.messages import Decision
 
@@ -31,6 +32,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     client_request_id: str | None
+    key: str | None
     route: str
     status: int
     error: str | None
@@ -53,6 +55,7 @@ def record(exchange: Exchange) -> Record:
     return Record(
         request_id=exchange.request_id,
         client_request_id=exchange.public_id if exchange.public_id != exchange.request_id else None,
+        key=exchange.caller.name,
         route=exchange.route,
         status=exchange.status,
         error=exchange.error.code if exchange.error else None,
@@ -78,27 +81,68 @@ def _placement(decision: Decision) -> PlacementRecord:
     return PlacementRecord(rule=decision.rule, prefill=prefill, decode=decode)
 
 
+class Question(msgspec.Struct, frozen=True, array_like=True):
+    """One gateway to all: the newest request with this ID, ours or a client's. `sees_only`: of that key's, None for anybody's."""
+
+    name: str
+    sees_only: str | None
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """The answer: when it ended, on the monotonic clock, and the record as JSON."""
+
+    ended_ns: int
+    body: bytes
+
+
 class Records:
-    """At most `limit`; the oldest goes first. A client's ID names the latest request that used it."""
+    """At most `limit`; the oldest goes first. A client's ID names the latest request that used it, among those that the asker may see."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._records: OrderedDict[str, Record] = OrderedDict()
-        self._by_client: dict[str, str] = {}
+        self._records: OrderedDict[str, tuple[int, Record]] = OrderedDict()
+        self._by_client: dict[tuple[str, str | None], str] = {}
 
     def keep(self, kept: Record) -> None:
-        self._records[kept.request_id] = kept
-        if kept.client_request_id is not None:
-            self._by_client[kept.client_request_id] = kept.request_id
+        self._records[kept.request_id] = now_ns(), kept
+        for name in _client_names(kept):
+            self._by_client[name] = kept.request_id
         while len(self._records) > self.limit:
-            _, old = self._records.popitem(last=False)
-            if old.client_request_id is not None and self._by_client.get(old.client_request_id) == old.request_id:
-                del self._by_client[old.client_request_id]
+            _, (_, old) = self._records.popitem(last=False)
+            for name in _client_names(old):
+                if self._by_client.get(name) == old.request_id:
+                    del self._by_client[name]
 
-    def find(self, name: str) -> Record | None:
+    def ours(self, question: Question) -> bytes | None:
+        """As JSON, if the name is an ID that this gateway gave."""
+        found = self._seen(question.name, question)
+        return None if found is None else found.body
+
+    def find(self, question: Question) -> Kept | None:
         """By either ID."""
-        return self._records.get(self._by_client.get(name, name)) or self._records.get(name)
+        by_client = self._by_client.get((question.name, question.sees_only))
+        found = None if by_client is None else self._seen(by_client, question)
+        return found or self._seen(question.name, question)
+
+    def _seen(self, request_id: str, question: Question) -> Kept | None:
+        ended_ns, kept = self._records.get(request_id, (0, None))
+        if kept is None or question.sees_only not in (None, kept.key):
+            return None
+        return Kept(ended_ns, msgspec.json.encode(kept))
+
+    def answer(self, body: bytes) -> bytes | None:
+        """To another gateway's question, as both travel."""
+        found = self.find(msgspec.msgpack.decode(body, type=Question))
+        return None if found is None else msgspec.msgpack.encode(found)
 
 
-def encode(kept: Any) -> bytes:
-    return msgspec.json.encode(kept)
+def newest(answers: Iterable[bytes]) -> bytes | None:
+    """Of all gateways' answers, the record that ended last, as JSON."""
+    found = [msgspec.msgpack.decode(answer, type=Kept) for answer in answers]
+    return max(found, key=lambda kept: kept.ended_ns).body if found else None
+
+
+def _client_names(kept: Record) -> list[tuple[str, str | None]]:
+    """Under which a client's ID is looked for: by its own key, and by who sees everything."""
+    client_id = kept.client_request_id
+    return [] if client_id is None else list(dict.fromkeys([(client_id, kept.key), (client_id, None)]))

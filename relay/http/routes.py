@@ -8,9 +8,10 @@ import trio
 from relay.errors import NotFound
 from relay.http.exchange import Exchange
 from relay.http.generate import Served
-from relay.http.records import Records, encode
+from relay.http.records import Question, Records, newest
 from relay.ledger.metrics import Family, render
 from relay.openai.models import Model, model_card, model_list
+from relay.runtime.asks import SUPERVISOR
 from relay.runtime.frames import Answers
 
 _ANSWER_WITHIN_S = 1.0
@@ -68,25 +69,31 @@ class ServerRoutes:
         await exchange.respond(200, page, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, exchange: Exchange) -> None:
-        await exchange.respond(200, model_list([self._model()]))
+        await exchange.respond(200, model_list([self._model()] if exchange.caller.may_use(self._served.name) else []))
 
     async def model(self, exchange: Exchange) -> None:
         name = exchange.scope["path_params"]["name"]
         if name != self._served.name:
             raise NotFound(f"the model `{name}` is not served here; `{self._served.name}` is", param="model")
+        exchange.caller.check_model(name)
         await exchange.respond(200, model_card(self._model()))
 
     async def ledger(self, exchange: Exchange) -> None:
-        """Where a request's time went, by our ID or the client's."""
-        name = exchange.scope["path_params"]["id"]
-        found = self._records.find(name)
-        body = encode(found) if found is not None else b""
-        if not body:
-            answers = await self._ask("ledger", name.encode(), _ANSWER_WITHIN_S)
-            body = next(iter(answers.answers.values()), b"")
-        if not body:
-            raise NotFound(f"no ended request `{name}` is on record; the last {self._records.limit} of each gateway are")
+        """Where a request's time went, by our ID or the client's. A key without the admin scope sees its own requests only."""
+        question = Question(exchange.scope["path_params"]["id"], exchange.caller.sees_only)
+        body = self._records.ours(question)  # its ID is unique; one of a client may have a later request at another gateway
+        if body is None:
+            answers = await self._ask("ledger", msgspec.msgpack.encode(question), _ANSWER_WITHIN_S)
+            body = newest(answers.answers.values())
+            if body is None:
+                raise NotFound(self._not_kept(question, answers.silent))
         await exchange.respond(200, body)
+
+    def _not_kept(self, question: Question, silent: tuple[str, ...]) -> str:
+        whose = "" if question.sees_only is None else f" of the API key `{question.sees_only}`"
+        missing = [worker for worker in silent if worker.startswith(("gateway-", SUPERVISOR))]
+        unsaid = f"; no answer came from {', '.join(missing)}" if missing else ""
+        return f"no ended request `{question.name}`{whose} is on record; the last {self._records.limit} of each gateway are{unsaid}"
 
     async def kv(self, exchange: Exchange) -> None:
         """Every pool's blocks by state, and whether they add up."""

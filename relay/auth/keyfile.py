@@ -1,0 +1,96 @@
+"""The key file on disk: read at start, read again when it has changed, appended to by `relay keys new`."""
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from relay.auth.entry import Entry, parse_entries, with_entry
+from relay.auth.keys import KeyRing
+from relay.errors import ConfigError
+
+log = structlog.get_logger()
+
+
+class KeyFile:
+    """`ring` is what the file said when it was last right; None if it never was, in this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ring: KeyRing | None = None
+        self._seen: tuple[int, ...] | str = ()
+
+    def start(self, *, must: bool) -> None:
+        """The first reading. A server that starts needs it right: raises ConfigError. A gateway that is replaced while the file happens to
+        be broken lets nobody in until it is right again, which is better than to die of it."""
+        if must:
+            self.load()
+        else:
+            self.refresh()
+
+    def load(self) -> None:
+        """Read it now. Raises ConfigError; `ring` then stays what it was."""
+        try:
+            self._seen = _state(self.path)
+            entries = read_entries(self.path)
+            warn_if_loose(self.path, lambda text: log.warning(text, file=str(self.path)))
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read: {error.strerror}") from error
+        self.ring = KeyRing(entries)
+        log.info("keys loaded", file=str(self.path), keys=len(entries))
+
+    def refresh(self) -> bool:
+        """Read it again if it has changed; whether it was. What is wrong with it is logged once, and the old keys stay."""
+        try:
+            state: tuple[int, ...] | str = _state(self.path)
+        except OSError as error:
+            state = error.strerror or "unknown"
+        if state == self._seen:
+            return False
+        self._seen = state
+        try:
+            self.load()
+        except ConfigError as error:
+            log.error("the key file is broken; what was read before stays in force", error=str(error))
+            return False
+        return True
+
+
+def read_entries(path: Path) -> tuple[Entry, ...]:
+    """Raises OSError, ConfigError."""
+    try:
+        return parse_entries(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error}") from error
+
+
+def append(path: Path, entry: Entry) -> None:
+    """Add one, making the file (mode 0600) if there is none. In place, so that owner, mode and links stay. Raises ConfigError."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with open(fd, "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            text = file.read().decode()
+            file.write(with_entry(text, entry, str(path)).encode())
+            os.fsync(file)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def warn_if_loose(path: Path, warn: Callable[[str], None]) -> None:
+    """Who can write the file can let anyone in; who can read it learns who uses the server and how much."""
+    mode = path.stat().st_mode
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        warn("others than its owner can write the key file, and so make keys; chmod 600 it")
+    elif mode & stat.S_IROTH:
+        warn("everyone on this machine can read the key file; chmod 600 it")
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
