@@ -1,13 +1,31 @@
 """The one clock: monotonic nanoseconds, comparable between processes of one host that share a boot and a time namespace.
 
 `time.time()` is never used for a duration. Actors read `trio.current_time()` only to wait; stamps that enter a ledger come from `now_ns`.
+The simulation puts its own clock in the place of the host's.
 """
 
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-now_ns = time.monotonic_ns
+_source: Callable[[], int] = time.monotonic_ns
+
+
+def now_ns() -> int:
+    return _source()
+
+
+@contextmanager
+def replaced(source: Callable[[], int]) -> Iterator[None]:
+    """Inside, `now_ns` reads `source`, in this whole process."""
+    global _source
+    before, _source = _source, source
+    try:
+        yield
+    finally:
+        _source = before
 
 
 def clock_domain() -> str:

@@ -10,7 +10,7 @@ needs stays reserved, so that new leases cannot starve it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -67,6 +67,17 @@ class _Part:
     draws: bool  # whether the last row's next token is wanted
 
 
+@dataclass(slots=True)
+class Step:
+    """One turn between its two halves. `batch` is what is to be computed, None if nothing is; `scored` its logit rows' sequences."""
+
+    report: StepReport
+    parts: list[_Part]
+    batch: Batch | None = None
+    scored: list[tuple[Sequence, bool]] = field(default_factory=list)
+    started_ns: int = 0
+
+
 class Engine:
     """`floor_ns(n_rows, n_kv_tokens)` is the least time this machine can take for a step (`relay.engine.roofline`)."""
 
@@ -100,15 +111,22 @@ class Engine:
 
     def step(self, jobs: list[Job]) -> tuple[StepReport, bool]:
         """One turn; the bool says whether there is more that can be computed now."""
+        step = self.begin(jobs)
+        if step.batch is not None:
+            self.end(step, self._runner.step(step.batch))
+        return step.report, step.batch is not None
+
+    def begin(self, jobs: list[Job]) -> Step:
+        """Take the jobs, make room, choose a batch. For whoever computes it in his own time: `end` must follow before the next `begin`."""
         report = StepReport(began_ns=now_ns())
         for job in jobs:
             self._take(job, report)
         self._grow(report)
-        parts = self._choose()
-        if parts:
-            self._compute(parts, report)
+        step = Step(report, self._choose())
+        if step.parts:
+            self._prepare(step)
         report.ended_ns = now_ns()
-        return report, bool(parts)
+        return step
 
     def _take(self, job: Job, report: StepReport) -> None:
         match job:
@@ -294,9 +312,10 @@ class Engine:
                 del self._coming[key]
             sequence.n_published += 1
 
-    def _compute(self, parts: list[_Part], report: StepReport) -> None:
-        batch, scored = self._batch(parts)
-        for part in parts:
+    def _prepare(self, step: Step) -> None:
+        report = step.report
+        step.batch, step.scored = self._batch(step.parts)
+        for part in step.parts:
             if part.sequence.id in self._waiting:
                 report.n_prefill_tokens += part.n_rows
                 self._waited(part.sequence, report.began_ns)
@@ -305,9 +324,13 @@ class Engine:
                 if part.sequence.trail:
                     part.sequence.trail.append((Span.DECODE_QUEUE, report.began_ns))
         if self._board is not None:
-            self._board.begin([part.sequence.request_id for part in parts], len(parts) == 1 and parts[0].sequence.lone)
-        started = now_ns()
-        result = self._runner.step(batch)
+            self._board.begin([part.sequence.request_id for part in step.parts], len(step.parts) == 1 and step.parts[0].sequence.lone)
+        step.started_ns = now_ns()
+
+    def end(self, step: Step, result: StepResult) -> None:
+        """The batch of `step` is computed: draw conclusions from it into its report."""
+        batch, report, started = step.batch, step.report, step.started_ns
+        assert batch is not None
         computed = now_ns()
         if self._board is not None:
             self._board.end()
@@ -315,7 +338,8 @@ class Engine:
         self._clock.ran(n_rows, (computed - started) / 1e6)
         report.push_ns = result.push_ns
         floor = started + self._floor_ns(n_rows, int(batch.positions.sum()) + n_rows)
-        self._advance(parts, result, scored, report, started, floor, computed)
+        self._advance(step.parts, result, step.scored, report, started, floor, computed)
+        report.ended_ns = now_ns()
 
     def _waited(self, sequence: Sequence, began: int) -> None:
         """The time up to its first chunk was spent behind others or for want of blocks; between chunks, interleaved with others."""

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Protocol
 
 from relay.engine.engine import Engine, Job, Nudge
 from relay.engine.report import StepReport
@@ -9,15 +10,28 @@ from relay.engine.sequence import SequenceId
 from relay.runtime.compute import ComputeThread
 
 
+class Compute(Protocol):
+    """What turns the engine's steps: the compute thread, or a simulation of it."""
+
+    steps: int
+
+    def submit(self, job: Job) -> None: ...
+    def step_age_s(self) -> float: ...
+    async def run(self, on_results: Callable[[list[StepReport]], None]) -> None: ...
+
+
 class EngineHost:
     """One per worker; both actors of an aggregated worker subscribe, and each takes what is its own from every report."""
 
-    def __init__(self, engine: Engine, *, max_running: int, on_thread_start: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, *, max_running: int, on_thread_start: Callable[[], None] = lambda: None, compute: Compute | None = None
+    ) -> None:
+        """`compute`: None is a compute thread, which runs `on_thread_start` first."""
         self.max_running = max_running
         self._engine = engine
         self._ids = itertools.count(1)
         self._subscribers: list[Callable[[StepReport], None]] = []
-        self._thread: ComputeThread[Job, StepReport] = ComputeThread(engine.step, on_thread_start=on_thread_start)
+        self._thread: Compute = compute or ComputeThread(engine.step, on_thread_start=on_thread_start)
 
     def subscribe(self, on_report: Callable[[StepReport], None]) -> None:
         """`on_report` is called on the trio loop with every report, in order; it must not wait."""

@@ -20,16 +20,21 @@ class Pools:
     def open(self, address: Address) -> KVMemory | None:
         """The pool of that life of a decode worker; None if it is gone. Pools of one server share a layout, but for their size."""
         if address not in self._open:
-            fd = self._fd_of(address)
-            if fd is None:
+            memory = self._map(address)
+            if memory is None:
                 return None
-            self._open[address] = KVMemory(_sized(self._own.layout, os.fstat(fd).st_size), os.dup(fd))
+            self._open[address] = memory
         return self._open[address]
 
     def close(self, address: Address) -> None:
         """That life has ended. The mapping goes when the last push into it has."""
         if self._open.get(address) is not self._own:
             self._open.pop(address, None)
+
+    def _map(self, address: Address) -> KVMemory | None:
+        """A simulation gives the pool itself."""
+        fd = self._fd_of(address)
+        return KVMemory(_sized(self._own.layout, os.fstat(fd).st_size), os.dup(fd)) if fd is not None else None
 
 
 def _sized(layout: KVLayout, n_bytes: int) -> KVLayout:
