@@ -359,7 +359,7 @@ class DecodeActor:
                 waiting += some
                 continue
             try:
-                self._context.post(gateway, self._frame(some))
+                self._context.offer(gateway, self._frame(some))
             except LaneFull:
                 self._unsent[gateway] = some
                 self._wake_outbox.set()

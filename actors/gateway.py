@@ -148,7 +148,7 @@ class GatewayActor:
         if self._router is None:
             return
         try:
-            self._context.post(self._router, self._admission(flight))
+            self._context.offer(self._router, self._admission(flight))
         except LaneFull:
             self._end(flight, error=Overloaded("the router is behind; try again later", retry_after_s=1.0))
 

@@ -2,7 +2,8 @@
 
 A mailbox is bounded by its senders, not by itself: each sending worker has one lane per destination actor with `window` credits, taken on
 send and given back when the actor *takes* the message. So delivery never waits, a link's reader never blocks, and a slow actor stops only
-those who write to it. What rides outside the lanes costs no credit; its number is bounded by the protocol.
+those who write to it. What rides outside the lanes costs no credit; its number is bounded by the protocol, as is that of the messages
+that wait in a lane for credits: they go before whatever comes later.
 """
 
 from collections import deque
@@ -23,7 +24,12 @@ class Lane:
         self._to, self._window = to, window
         self.free = window
         self._closed = False
+        self._late: deque[Message] = deque()
         self._waiting = trio.lowlevel.ParkingLot()
+
+    @property
+    def n_late(self) -> int:
+        return len(self._late)
 
     def take(self) -> None:
         """Use one credit. Raises LaneFull."""
@@ -37,13 +43,22 @@ class Lane:
         while self.free == 0 and not self._closed:
             await self._waiting.park()
 
-    def give(self, n: int) -> None:
-        self.free += n
-        self._waiting.unpark(count=n)
+    def put_off(self, message: Message) -> None:
+        """There is no credit: it goes when one comes."""
+        self._late.append(message)
+
+    def give(self, n: int) -> list[Message]:
+        """Credits come back. Returns what goes for them at once."""
+        late = [self._late.popleft() for _ in range(min(n, len(self._late)))]
+        self.free += n - len(late)
+        if self.free:
+            self._waiting.unpark(count=n - len(late))
+        return late
 
     def close(self) -> None:
         """The address is dead: let everyone go who waits for room."""
         self._closed = True
+        self._late.clear()
         self._waiting.unpark_all()
 
 

@@ -64,7 +64,17 @@ class Node:
         return self._home.get(address) == self.worker
 
     def post(self, to: Address, message: Message) -> None:
-        """Send without waiting. Raises LaneFull. Mail for the dead is dropped: `Down` is how one learns."""
+        """Send without waiting. Without credit it waits here, before whatever comes later: for messages whose number the protocol bounds.
+
+        Mail for the dead is dropped: `Down` is how one learns.
+        """
+        if self.is_alive(to) and not isinstance(message, self._outside) and self._lane(to).free == 0:
+            self._lane(to).put_off(message)
+        else:
+            self.offer(to, message)
+
+    def offer(self, to: Address, message: Message) -> None:
+        """Send now or not at all. Raises LaneFull: refuse, or merge with what comes later."""
         if not self.is_alive(to):
             return
         paid = not isinstance(message, self._outside)
@@ -74,7 +84,7 @@ class Node:
             self._pass_on(to, message)
         except FrameTooLarge:
             if paid:
-                self._lane(to).give(1)
+                self._give(to, 1)
             raise
 
     async def send(self, to: Address, message: Message) -> None:
@@ -83,7 +93,7 @@ class Node:
             await self._lane(to).wait()
         else:
             await trio.lowlevel.checkpoint()
-        self.post(to, message)
+        self.offer(to, message)
 
     def monitor(self, watcher: str, target: Address) -> None:
         """Put one `Down(target)` into the watcher's mailbox when it dies, at once if it is dead. Calls until that is taken share it."""
@@ -137,9 +147,13 @@ class Node:
 
     def credited(self, to: Address, n: int) -> None:
         if to in self._lanes:
-            self._lanes[to].give(n)
+            self._give(to, n)
 
     # --- inside
+
+    def _give(self, to: Address, n: int) -> None:
+        for message in self._lane(to).give(n):
+            self._pass_on(to, message)
 
     def _is_early(self, address: Address) -> bool:
         return self._hold_early and address.epoch > self._highest.get(address.actor, 0)
@@ -162,7 +176,7 @@ class Node:
         if isinstance(message, Down):
             self._untaken.pop((address.actor, message.address), None)
         if origin == (self.worker, self.epoch):
-            self._lane(address).give(1)
+            self._give(address, 1)
         elif origin is not None and origin in self._links:
             self._owed[origin, address] += 1
             if 2 * self._owed[origin, address] >= self._window:  # by halves: a frame for each message would double the traffic
@@ -193,7 +207,7 @@ class Context:
 
     def __init__(self, node: Node, address: Address, inbox: Mailbox) -> None:
         self._node, self.address, self.inbox = node, address, inbox
-        self.post, self.send, self.is_alive = node.post, node.send, node.is_alive
+        self.post, self.offer, self.send, self.is_alive = node.post, node.offer, node.send, node.is_alive
 
     def is_local(self, address: Address) -> bool:
         """Whether that actor lives in this worker."""

@@ -69,7 +69,7 @@ def test_a_local_lane_is_full_until_the_actor_takes() -> None:
         a.post(b.address, mail(0))
         a.post(b.address, mail(1))
         with pytest.raises(LaneFull):
-            a.post(b.address, mail(2))
+            a.offer(b.address, mail(2))
         await anext(b.inbox)
         a.post(b.address, mail(2))
 
@@ -83,11 +83,33 @@ def test_what_frees_room_passes_a_full_lane() -> None:
     me.post(X, cancel)
     me.post(X, returned)
     with pytest.raises(LaneFull):
-        me.post(X, mail(1))
+        me.offer(X, mail(1))
     assert [body for _, body in link.mail] == [mail(0), cancel, returned]
     node.delivered(("b", 1), me.address, cancel)
     assert seen(node, me)[-1] == cancel
     assert link.credits == [], "it cost no credit, so none goes back"
+
+
+def test_what_is_posted_without_credit_goes_in_order_as_credits_come_back() -> None:
+    node, me, link = with_peer(window=1)
+    for n in range(3):
+        me.post(X, mail(n))
+    assert [body for _, body in link.mail] == [mail(0)]
+    node.credited(X, 1)
+    with pytest.raises(LaneFull):
+        me.offer(X, mail(9))
+    node.credited(X, 2)
+    me.offer(X, mail(3))
+    assert [body for _, body in link.mail] == [mail(0), mail(1), mail(2), mail(3)]
+
+
+def test_what_waits_for_credits_of_the_dead_is_forgotten() -> None:
+    node, me, link = with_peer(window=1)
+    me.post(X, mail(0))
+    me.post(X, mail(1))
+    node.down("b", 1, "killed")
+    node.credited(X, 1)
+    assert [body for _, body in link.mail] == [mail(0)]
 
 
 def test_credits_go_back_by_half_windows_when_taken() -> None:
