@@ -1,9 +1,12 @@
 """Decode: owns a KV pool, leases its blocks to prefill workers, and runs the batch: one Tokens frame a step and gateway.
 
-Receives Expect from the router, Prefilled and Returned from prefill workers, Cancel from gateways and the router, and the news of deaths;
-sends Placed, Tokens and Displaced to gateways, Prefill and Revoke to prefill workers, Declined and Left to the router. An attempt is leased
-(somebody else may write its blocks), revoking (given up, but its writer has not said that it stopped), running (in the engine) or dropping
-(the engine has been told). Leased blocks come back by Prefilled, Returned or the writer's Down, by nothing else. Ends with its worker.
+Receives Expect from the router, Prefilled and Returned from prefill workers, Cancel, Detach and Resume from gateways, and the news of
+deaths; sends Placed, Tokens and Displaced to gateways, Prefill and Revoke to prefill workers, Declined, Left and Withdrawn to the router.
+An attempt is leased (somebody else may write its blocks), revoking (given up, but its writer has not said that it stopped), running (in the
+engine) or dropping (the engine has been told). Leased blocks come back by Prefilled, Returned or the writer's Down, by nothing else.
+
+A resumable attempt outlives its gateway for a grace time, and so does the log of its tokens: another gateway takes it over by Resume and is
+told everything from the first token on. Ends with its worker.
 """
 
 from collections import OrderedDict
@@ -17,6 +20,7 @@ from relay.engine.engine import Add, Drop, Join
 from relay.engine.host import EngineHost
 from relay.engine.report import Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId
+from relay.engine.token_log import TokenLog, TokenLogs
 from relay.errors import LaneFull
 from relay.kv.book import BlockBook
 from relay.kv.memory import KVMemory
@@ -28,6 +32,7 @@ from relay.messages import (
     Cancel,
     Declined,
     DecodeInbox,
+    Detach,
     Displaced,
     Down,
     Expect,
@@ -37,17 +42,21 @@ from relay.messages import (
     Placed,
     Prefill,
     Prefilled,
+    Resume,
     Returned,
     Revoke,
     Row,
     Tokens,
     Trail,
     Up,
+    Withdrawn,
 )
 from relay.policy.cache_index import hints, news
 from relay.runtime.node import Context
 
 MAX_TOMBSTONES = 65536
+
+Rows = dict[Address, list[tuple[Row, Trail]]]
 
 
 @dataclass(slots=True)
@@ -60,6 +69,8 @@ class Entry:
     blocks: list[int]  # found in the cache, then leased
     n_shared: int
     keys: list[BlockKey]
+    gateway: Address | None  # None: a resumable one that nobody reads
+    log: TokenLog | None
     state: Literal["leased", "revoking", "running", "dropping"] = "leased"
     first: Row | None = None
     sequence: Sequence | None = None
@@ -76,7 +87,9 @@ class Entry:
 class DecodeActor:
     _context: Context
 
-    def __init__(self, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str, model: str, reserve: bool = False) -> None:
+    def __init__(
+        self, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str, model: str, *, reserve: bool = False, grace_s: float = 60.0
+    ) -> None:
         self._host, self._book, self._memory = host, book, memory
         self._worker, self._model, self._reserve = worker, model, reserve
         self._router: Address | None = None
@@ -86,6 +99,9 @@ class DecodeActor:
         self._running: dict[SequenceId, Entry] = {}
         self._unsent: dict[Address, list[tuple[Row, Trail]]] = {}
         self._wake_outbox = trio.Event()
+        self._logs = TokenLogs(grace_s)
+        self._draining = False
+        self._empty = trio.Event()
         host.subscribe(self._on_report)
 
     async def run(self, context: Context) -> None:
@@ -93,9 +109,26 @@ class DecodeActor:
         self._context = context
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_late)
+            nursery.start_soon(self._expire)
             async for message in context.inbox:
                 self._on(message)  # type: ignore[arg-type]
             nursery.cancel_scope.cancel()
+
+    async def drain(self) -> None:
+        """Take nothing more, and give what runs to others, where each goes on with its next token. Return when nothing is left."""
+        self._draining = True
+        if self._router is not None:
+            self._context.post(self._router, Withdrawn(address=self._context.address))
+        for entry in list(self._entries.values()):
+            if entry.state in ("leased", "running"):
+                self._displace(entry, "the decode worker is being drained")
+                self._cancel(entry)
+        while self._entries:
+            await self._empty.wait()
+
+    def find_resumable(self, name: str) -> list[tuple[Key, bytes]]:
+        """Attempts whose request goes by this name, ours or the client's, with their envelopes."""
+        return self._logs.find(name)
 
     def _on(self, message: DecodeInbox) -> None:
         match message:
@@ -110,6 +143,10 @@ class DecodeActor:
                 self._on_returned(message)
             case Cancel():
                 self._on_cancel(message)
+            case Detach():
+                self._on_detach(message)
+            case Resume():
+                self._on_resume(message)
             case Down():
                 self._on_down(message)
             case _:
@@ -118,10 +155,12 @@ class DecodeActor:
     def _announce(self, router: Address) -> None:
         """A new router learns from us what its predecessor knew; from now on our places are its."""
         self._router = router
+        if self._draining:
+            return
         holdings = []
         for key, entry in self._entries.items():
             entry.router = router
-            holdings.append(Holding(*key, entry.expect.admit.gateway, entry.prefill, len(entry.blocks)))
+            holdings.append(Holding(*key, entry.gateway or entry.expect.admit.gateway, entry.prefill, len(entry.blocks)))
         layout = self._memory.layout
         self._context.post(
             router,
@@ -148,8 +187,12 @@ class DecodeActor:
                 admit.gateway, Placed(request_id=key[0], attempt=key[1], decode=self._context.address, decision=message.decision)
             )
             return
+        if self._draining:
+            self._context.post(admit.gateway, Displaced(request_id=key[0], attempt=key[1], reason="the decode worker is being drained"))
+            self._leave(message.router, key, 0, finished=False)
+            return
         newest = self._attempts.get(admit.request_id, 0)
-        if key in self._tombstones or newest > admit.attempt:
+        if key in self._tombstones or newest > admit.attempt or (admit.deadline_ns and admit.deadline_ns < received):
             self._leave(message.router, key, 0, finished=False)
             return
         if newest:
@@ -166,7 +209,9 @@ class DecodeActor:
                 Declined(request_id=key[0], attempt=key[1], decode=self._context.address, n_free_blocks=self._book.n_free()),
             )
             return
-        entry = self._entries[key] = Entry(message, message.router, message.prefill, shared + leased, len(shared), keys)
+        log = self._logs.open(admit) if admit.resumable is not None else None
+        entry = Entry(message, message.router, message.prefill, shared + leased, len(shared), keys, admit.gateway, log)
+        self._entries[key] = entry
         self._attempts[admit.request_id] = admit.attempt
         self._context.monitor(admit.gateway)
         self._context.post(
@@ -248,7 +293,9 @@ class DecodeActor:
             first.request_id, first.attempt, first.first, first.ids, (), first.finish, first.logprobs, first.n_cached, first.prompt_logprobs
         )
         if first.finish:
-            self._send({entry.expect.admit.gateway: [(_with_trail(entry.first, trail), ())]})
+            rows: Rows = {}
+            self._give(entry, _with_trail(entry.first, trail), (), rows)
+            self._send(rows)
             self._drop(entry, n_generated=first.first + 1, finished=True)
             return
         self._book.adopt(entry.leased)
@@ -266,7 +313,34 @@ class DecodeActor:
             self._displace(entry, message.reason or "the prefill worker gave the lease back")
         self._drop(entry)
 
+    def _on_detach(self, message: Detach) -> None:
+        entry = self._entries.get((message.request_id, message.attempt))
+        if entry is not None and entry.log is not None:
+            entry.gateway = None
+            entry.log.orphaned()
+        elif entry is not None:
+            self._cancel(entry)
+
+    def _on_resume(self, message: Resume) -> None:
+        """Everything from the first token on, and then what follows, goes to another gateway."""
+        key = message.request_id, message.attempt
+        log, entry = self._logs.get(key), self._entries.get(key)
+        if log is None:
+            self._context.post(message.gateway, Displaced(request_id=key[0], attempt=key[1], reason="its token log is gone", lost=True))
+            return
+        log.adopted()
+        self._context.monitor(message.gateway)
+        if entry is not None:
+            if entry.gateway is not None and entry.gateway != message.gateway:
+                self._displace(entry, "another gateway resumed this stream", lost=True)
+            entry.gateway = message.gateway
+        if log.ids:
+            self._send({message.gateway: [(log.row(key), ())]})
+        if entry is None and not log.finish:
+            self._context.post(message.gateway, Displaced(request_id=key[0], attempt=key[1], reason=log.displaced or "it was displaced"))
+
     def _on_cancel(self, message: Cancel) -> None:
+        self._logs.close((message.request_id, message.attempt))
         entry = self._entries.get((message.request_id, message.attempt))
         if entry is not None:
             self._cancel(entry)
@@ -293,7 +367,10 @@ class DecodeActor:
         """A dead prefill worker writes no more: its leases end. A dead gateway's requests have nobody left."""
         address = message.address
         for entry in list(self._entries.values()):
-            if entry.expect.admit.gateway == address:
+            if entry.gateway == address and entry.log is not None:
+                entry.gateway = None
+                entry.log.orphaned()
+            elif entry.gateway == address:
                 self._cancel(entry)
             if entry.prefill == address and entry.state in ("leased", "revoking"):
                 if entry.state == "leased":
@@ -305,13 +382,13 @@ class DecodeActor:
         self._unsent.pop(address, None)
 
     def _on_report(self, report: StepReport) -> None:
-        rows: dict[Address, list[tuple[Row, Trail]]] = {}
+        rows: Rows = {}
         for advance in report.advances:
             entry = self._running.get(advance.sequence.id)
             if entry is None:
                 continue
             if entry.state == "running":
-                rows.setdefault(entry.expect.admit.gateway, []).append((self._row(entry, advance), report.trail))
+                self._give(entry, self._row(entry, advance), report.trail, rows)
             if advance.finish is not None:
                 finished = entry.state == "running"
                 self._drop(entry, n_generated=advance.sequence.n_generated, finished=finished)
@@ -351,7 +428,14 @@ class DecodeActor:
             first.prompt_logprobs,
         )
 
-    def _send(self, rows: dict[Address, list[tuple[Row, Trail]]]) -> None:
+    def _give(self, entry: Entry, row: Row, trail: Trail, rows: Rows) -> None:
+        """To the log, if it has one, and to the gateway, if there is one."""
+        if entry.log is not None:
+            entry.log.add(row)
+        if entry.gateway is not None:
+            rows.setdefault(entry.gateway, []).append((row, trail))
+
+    def _send(self, rows: Rows) -> None:
         """One frame per gateway; without credit the rows wait and merge with later ones."""
         for gateway, some in rows.items():
             waiting = self._unsent.get(gateway)
@@ -387,11 +471,30 @@ class DecodeActor:
         self._unsent.pop(gateway, None)
 
     def _displace(
-        self, entry: Entry, reason: str, dead: tuple[Address, ...] = (), *, suspect: bool = False, convicted: bool = False
+        self,
+        entry: Entry,
+        reason: str,
+        dead: tuple[Address, ...] = (),
+        *,
+        suspect: bool = False,
+        convicted: bool = False,
+        lost: bool = False,
     ) -> None:
+        if entry.log is not None and not lost:
+            entry.log.displaced = reason
+        if entry.gateway is None:
+            return
         self._context.post(
-            entry.expect.admit.gateway,
-            Displaced(request_id=entry.key[0], attempt=entry.key[1], reason=reason, dead=dead, suspect=suspect, convicted=convicted),
+            entry.gateway,
+            Displaced(
+                request_id=entry.key[0],
+                attempt=entry.key[1],
+                reason=reason,
+                dead=dead,
+                suspect=suspect,
+                convicted=convicted,
+                lost=lost,
+            ),
         )
 
     def _drop(self, entry: Entry, *, n_generated: int = 0, finished: bool = False) -> None:
@@ -405,7 +508,19 @@ class DecodeActor:
         else:
             self._book.free(entry.blocks)
         self._host.nudge()
+        if not self._entries:
+            self._empty.set()
+            self._empty = trio.Event()
         self._leave(entry.router, entry.key, n_generated, finished=finished)
+
+    async def _expire(self) -> None:
+        """A resumable attempt that nobody took over in its grace time has nobody left."""
+        while True:
+            await self._context.sleep(0.25)
+            for key in self._logs.expired():
+                entry = self._entries.get(key)
+                if entry is not None:
+                    self._cancel(entry)
 
     def _leave(self, router: Address, key: Key, n_generated: int, *, finished: bool) -> None:
         self._context.post(

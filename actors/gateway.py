@@ -15,7 +15,7 @@ import trio
 
 from relay import errors
 from relay.clock import now_ns
-from relay.errors import LaneFull, Overloaded, PoisonRequest, RequestError, Unavailable
+from relay.errors import LaneFull, Overloaded, PoisonRequest, RequestError, StreamLost, Unavailable
 from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
 from relay.messages import (
@@ -23,6 +23,7 @@ from relay.messages import (
     Admit,
     Cancel,
     Decision,
+    Detach,
     Displaced,
     Down,
     FinishReason,
@@ -30,6 +31,8 @@ from relay.messages import (
     Logprobs,
     Placed,
     Refused,
+    Resumable,
+    Resume,
     Row,
     Sampling,
     Stopping,
@@ -78,6 +81,7 @@ class Flight:
     priority: int = 0
     deadline_ns: int = 0
     prompt_logprobs: int = -1
+    resumable: Resumable | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     scores: tuple[Logprobs, ...] = ()
@@ -131,6 +135,23 @@ class GatewayActor:
         if not flight.ended:
             self._cancel(flight, reason)
 
+    def leave(self, flight: Flight, reason: str) -> None:
+        """Its client has gone. A resumable one that is placed goes on for a while, for whoever takes it over; any other ends."""
+        if flight.resumable is None or flight.decode is None or flight.ended:
+            self.close(flight, reason)
+        elif self._flights.pop(flight.request_id, None) is not None:
+            self._context.post(flight.decode, Detach(request_id=flight.request_id, attempt=flight.attempt))
+
+    def take_over(self, flight: Flight, decode: Address) -> None:
+        """Continue a flight that another gateway began: its decode worker will tell all tokens from the first on."""
+        before = self._flights.get(flight.request_id)
+        if before is not None:
+            self._end(before, error=StreamLost("another connection resumed this stream"))
+        self._flights[flight.request_id] = flight
+        flight.decode = decode
+        self._context.monitor(decode)
+        self._context.post(decode, Resume(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address))
+
     def end_all(self, error: RequestError) -> None:
         """Whatever still flies ends in this error."""
         for flight in list(self._flights.values()):
@@ -166,6 +187,8 @@ class GatewayActor:
             priority=flight.priority,
             deadline_ns=flight.deadline_ns,
             prompt_logprobs=flight.prompt_logprobs if not flight.ids else -1,
+            resumable=flight.resumable,
+            logprobs=tuple(flight.logprobs) if flight.resumable is not None else (),
             dead=flight.dead,
             trail=((Span.GATEWAY_QUEUE, now_ns()),),
         )
@@ -256,7 +279,9 @@ class GatewayActor:
 
     def _on_displaced(self, message: Displaced) -> None:
         flight = self._current(message.request_id, message.attempt)
-        if flight is not None:
+        if flight is not None and message.lost:
+            self._end(flight, error=StreamLost(f"the stream cannot be resumed: {message.reason}"))
+        elif flight is not None:
             self._retry(flight, message.reason, message.dead, suspect=message.suspect, convicted=message.convicted)
 
     def _on_down(self, message: Down) -> None:

@@ -9,6 +9,8 @@ its worker.
 from dataclasses import dataclass
 from typing import assert_never
 
+import trio
+
 from relay.clock import now_ns
 from relay.engine.engine import Add, Drop
 from relay.engine.host import EngineHost
@@ -19,7 +21,7 @@ from relay.kv.memory import KVMemory
 from relay.kv.pools import Pools
 from relay.kv.prefix import namespace
 from relay.ledger.spans import Span
-from relay.messages import Address, Announced, Down, Left, Prefill, Prefilled, PrefillInbox, Returned, Revoke, Row, Tokens, Up
+from relay.messages import Address, Announced, Down, Left, Prefill, Prefilled, PrefillInbox, Returned, Revoke, Row, Tokens, Up, Withdrawn
 from relay.policy.cache_index import hints, news
 from relay.runtime.node import Context
 
@@ -46,6 +48,8 @@ class PrefillActor:
         self._jobs: dict[JobKey, Job] = {}
         self._computing: dict[SequenceId, JobKey] = {}
         self._router: Address | None = None
+        self._draining = False
+        self._empty = trio.Event()
         host.subscribe(self._on_report)
 
     async def run(self, context: Context) -> None:
@@ -53,6 +57,14 @@ class PrefillActor:
         self._context = context
         async for message in context.inbox:
             self._on(message)  # type: ignore[arg-type]
+
+    async def drain(self) -> None:
+        """Have nothing more placed here; what is here or on its way is computed. Return when nothing is left."""
+        self._draining = True
+        if self._router is not None:
+            self._context.post(self._router, Withdrawn(address=self._context.address))
+        while self._jobs:
+            await self._empty.wait()
 
     def _on(self, message: PrefillInbox) -> None:
         match message:
@@ -70,6 +82,8 @@ class PrefillActor:
 
     def _announce(self, router: Address) -> None:
         self._router = router
+        if self._draining:
+            return
         layout = self._memory.layout
         self._context.post(
             router,
@@ -177,6 +191,9 @@ class PrefillActor:
         if job.revoked:
             self._context.post(key[0], Returned(request_id=sequence.request_id, attempt=sequence.attempt))
         self._leave(job)
+        if not self._jobs:
+            self._empty.set()
+            self._empty = trio.Event()
         return job
 
     def _leave(self, job: Job) -> None:

@@ -34,6 +34,7 @@ from relay.messages import (
     Refused,
     RouterInbox,
     Up,
+    Withdrawn,
 )
 from relay.policy.cache_index import CacheIndex
 from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, serving, weigh_decode, weigh_prefill
@@ -94,6 +95,8 @@ class RouterActor:
                 pass  # workers announce themselves
             case Announced():
                 self._on_announced(message)
+            case Withdrawn():
+                self._forget_worker(message.address)
             case Cached():
                 if message.worker in self._caches:
                     self._caches[message.worker].change(message.added, message.removed)

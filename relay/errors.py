@@ -116,6 +116,12 @@ class PoisonRequest(RequestError):
     status, kind, code = 500, "server_error", "poison_request"
 
 
+class StreamLost(RequestError):
+    """A stream that was to be resumed is not there any more: its time ran out, or what remembered it died."""
+
+    status, kind, code = 410, "invalid_request_error", "stream_lost"
+
+
 class DeadlineExceeded(RequestError):
     """The time that the client gave ran out."""
 

@@ -1,6 +1,7 @@
 """One choice of an answer: a flight's token ids on one side, text and log probabilities on the other."""
 
 from collections import deque
+from typing import NamedTuple
 
 from relay.actors.gateway import Flight
 from relay.messages import FinishReason, Logprobs
@@ -8,6 +9,13 @@ from relay.openai.logprob import Candidate, Scored
 from relay.text.detokenizer import Detokenizer
 from relay.text.stop import StopChecker
 from relay.text.tokenizer import Tokenizer
+
+
+class Seen(NamedTuple):
+    """What a client has of a choice already: that many tokens' worth of events, and its finish."""
+
+    n_tokens: int
+    finished: bool
 
 
 class Choice:
@@ -30,6 +38,7 @@ class Choice:
         self.index, self.flight = index, flight
         self.finish: FinishReason | None = None
         self.n_tokens = 0
+        self.replay = Seen(0, False)
         self._tokenizer, self._with_logprobs, self._include_stop = tokenizer, with_logprobs, include_stop
         self._detokenizer = Detokenizer(tokenizer, flight.prompt[-4:], skip_special=skip_special)
         self._stop = StopChecker(stops, include_stop=include_stop)
@@ -38,10 +47,18 @@ class Choice:
         self.logprob_sum = 0.0
 
     def pump(self) -> tuple[str, list[Scored]]:
-        """What is new, as text and (if asked for) tokens; `finish` is set once it is all out."""
+        """What is new, as text and (if asked for) tokens; `finish` is set once it is all out. Of what a resumed stream's client has seen
+        already nothing comes, but every state is as if it had."""
+        if self.n_tokens < self.replay.n_tokens:
+            self._pump(self.replay.n_tokens)
+            if self.n_tokens < self.replay.n_tokens and self.finish is None:
+                return "", []
+        return self._pump(len(self.flight.ids))
+
+    def _pump(self, until: int) -> tuple[str, list[Scored]]:
         flight, parts, stopped = self.flight, [], False
         ids = flight.ids
-        while self.n_tokens < len(ids) and not stopped:
+        while self.n_tokens < min(until, len(ids)) and not stopped:
             position, token = self.n_tokens, ids[self.n_tokens]
             self.n_tokens += 1
             last = flight.finish == "stop" and self.n_tokens == len(ids)
@@ -51,6 +68,8 @@ class Choice:
             self._hold(position, token, piece)
             text, stopped = self._stop.push(piece)
             parts.append(text)
+        if self.finish is not None:
+            return "", []  # it stopped in what was seen already
         if stopped:
             self.finish = "stop"
         elif flight.finish is not None and self.n_tokens == len(ids):

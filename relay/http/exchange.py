@@ -1,6 +1,8 @@
 """One HTTP request and its answer: its IDs, its ledger, its body, and the only place that writes to its client."""
 
+import math
 import re
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -9,7 +11,7 @@ import trio
 
 from relay.auth.caller import ANYONE, Caller
 from relay.clock import now_ns
-from relay.errors import BodyTooLarge, ClientGone, RequestError, RequestTimeout
+from relay.errors import BodyTooLarge, ClientGone, InvalidRequest, RequestError, RequestTimeout
 from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
 from relay.messages import Decision
@@ -21,6 +23,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _DISCARD_BYTES, _DISCARD_WITHIN_S = 64 << 10, 1.0
+_SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
+_LONGEST_S = 86400
 _SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 log = structlog.get_logger()
@@ -36,6 +40,8 @@ class Exchange:
         self.scope, self.receive, self._send = scope, receive, send
         self.request_id = request_id
         self.public_id = _client_id(scope) or request_id
+        self.answer_id = request_id  # in the answer's own ID; of a resumed one, the request's that began it
+        self.created = int(time.time())
         self.ledger = Ledger(now_ns())
         self.route = scope["path"]
         self.caller, self.has_entered = ANYONE, False
@@ -44,6 +50,7 @@ class Exchange:
         self.status = 0
         self.ending = False  # the last byte is being written
         self.error: RequestError | None = None
+        self.deadline_ns = 0  # on the host's monotonic clock; 0 for none
         self.n_prompt = self.n_generated = self.n_cached = 0
         self.attempts = 0
         self.decisions: list[Decision] = []
@@ -53,6 +60,34 @@ class Exchange:
         self.log = log.bind(request_id=request_id)
         if self.public_id != request_id:
             self.log = self.log.bind(client_request_id=self.public_id)
+
+    def header(self, name: bytes) -> bytes:
+        """The first of that name, or nothing."""
+        return next((value for each, value in self.scope["headers"] if each == name), b"")
+
+    def timeout_s(self) -> float:
+        """What the client allows the whole request, by X-Request-Timeout; infinite if it says nothing. Raises InvalidRequest."""
+        text = self.header(b"x-request-timeout").decode("latin-1")
+        if not text:
+            return math.inf
+        if not _SECONDS.fullmatch(text) or not 0 < float(text) <= _LONGEST_S:
+            raise InvalidRequest(
+                f"X-Request-Timeout is `{text[:32]}`; expected seconds above 0 and up to {_LONGEST_S}", param="X-Request-Timeout"
+            )
+        self.deadline_ns = self.ledger.start_ns + int(float(text) * 1e9)
+        return float(text)
+
+    def time_left_s(self) -> float:
+        return max(0.0, (self.deadline_ns - now_ns()) / 1e9) if self.deadline_ns else math.inf
+
+    def wants_resume(self) -> bool:
+        """Whether its stream is to outlive its connection."""
+        return self.header(b"x-relay-resume").lower() in (b"true", b"1", b"yes")
+
+    def continues(self, request_id: str, public_id: str, created: int, deadline_ns: int) -> None:
+        """It goes on with the answer that another request began."""
+        self.answer_id, self.public_id, self.created, self.deadline_ns = request_id, public_id, created, deadline_ns
+        self.log = self.log.bind(continues=request_id)
 
     @property
     def started(self) -> bool:

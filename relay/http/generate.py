@@ -5,9 +5,8 @@ failure is an HTTP status; after it, an error event. A client that leaves ends i
 """
 
 import secrets
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,12 +15,13 @@ import trio
 from relay.actors.gateway import Bell, Flight, GatewayActor
 from relay.clock import now_ns
 from relay.config import GatewayConfig
-from relay.errors import ClientGone, ContextTooLong, InvalidRequest, ModelNotFound, RequestError
-from relay.http.choice import Choice, echoed
+from relay.errors import ClientGone, ContextTooLong, DeadlineExceeded, InvalidRequest, ModelNotFound, RequestError, StreamLost
+from relay.http.choice import Choice, Seen, echoed
 from relay.http.exchange import Exchange
 from relay.http.limits import Meter, most_tokens
+from relay.http.positions import Positions
 from relay.ledger.spans import Span
-from relay.messages import Stopping
+from relay.messages import Address, Resumable, Stopping
 from relay.openai.chat import ChatRequest, parse_chat
 from relay.openai.completion import CompletionRequest, parse_completion
 from relay.openai.logprob import Scored
@@ -53,6 +53,26 @@ class Prompt(msgspec.Struct, frozen=True):
     text: str
 
 
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a gateway needs to continue a stream of another: kept by the decode worker, read by gateways only."""
+
+    route: str
+    body: bytes
+    request_id: str
+    public_id: str
+    owner: str | None
+    created: int
+    seed: int
+    deadline_ns: int
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Who remembers one choice of a resumable stream."""
+
+    decode: Address
+    attempt: int
+
+
 class Endpoint(ABC, Generic[Request]):
     """One of the two; the HTTP application calls `answer` with each request's exchange."""
 
@@ -70,16 +90,60 @@ class Endpoint(ABC, Generic[Request]):
 
     async def answer(self, exchange: Exchange) -> None:
         """Raises RequestError while nothing has been sent."""
+        timeout_s = exchange.timeout_s()
         body = await exchange.read_body(int(self._config.max_body_mib * (1 << 20)), self._config.body_timeout_s)
-        if len(body) <= _INLINE_BYTES:
-            request, prompts = self._understand(body)
-        else:
-            request, prompts = await trio.to_thread.run_sync(self._understand, body, limiter=_THREADS)
+        request, prompts = await self._understand(body)
         exchange.ledger.close(Span.GATEWAY_TOKENIZE, now_ns())
         exchange.caller.check_model(self._served.name)
-        exchange.n_prompt = sum(len(prompt.ids) for prompt in prompts)
+        options = request.options
+        seed = options.seed if options.seed is not None else secrets.randbits(63)
+        resumable = None
+        if options.stream and exchange.wants_resume():
+            envelope = Envelope(
+                route=exchange.route,
+                body=body,
+                request_id=exchange.request_id,
+                public_id=exchange.public_id,
+                owner=exchange.caller.name,
+                created=exchange.created,
+                seed=seed,
+                deadline_ns=exchange.deadline_ns,
+            )
+            resumable = Resumable(exchange.public_id, msgspec.msgpack.encode(envelope))
         bell = Bell()
-        choices = self._choices(exchange, request, prompts, bell)
+        choices = self._choices(exchange, request, prompts, bell, seed, resumable)
+        await self._run(exchange, request, prompts, choices, bell, timeout_s, self._gateway.submit)
+
+    async def resume(self, exchange: Exchange, envelope: Envelope, held: Mapping[str, Held], seen: Mapping[int, Seen]) -> None:
+        """Go on with a stream that another gateway began, or this one before its client left. Raises RequestError."""
+        request, prompts = await self._understand(envelope.body)
+        exchange.continues(envelope.request_id, envelope.public_id, envelope.created, envelope.deadline_ns)
+        exchange.ledger.close(Span.GATEWAY_TOKENIZE, now_ns())
+        bell = Bell()
+        resumable = Resumable(envelope.public_id, msgspec.msgpack.encode(envelope))
+        choices = self._choices(exchange, request, prompts, bell, envelope.seed, resumable)
+        for choice in choices:
+            if choice.flight.request_id not in held:
+                raise StreamLost(f"choice {choice.index} of `{envelope.public_id}` is not there any more; ask anew")
+            choice.flight.attempt = held[choice.flight.request_id].attempt
+            choice.replay = seen.get(choice.index, Seen(0, False))
+
+        def take_over(flight: Flight) -> None:
+            self._gateway.take_over(flight, held[flight.request_id].decode)
+
+        await self._run(exchange, request, prompts, choices, bell, exchange.time_left_s(), take_over)
+
+    async def _run(
+        self,
+        exchange: Exchange,
+        request: Request,
+        prompts: Sequence[Prompt],
+        choices: list[Choice],
+        bell: Bell,
+        timeout_s: float,
+        start: Callable[[Flight], None],
+    ) -> None:
+        """Start the flights and answer, until the end, the client's leaving or the deadline, whichever is first."""
         n_most = sum(choice.flight.stopping.max_tokens for choice in choices)
         await self._meter.start(exchange, exchange.n_prompt, exchange.n_prompt + n_most)
         exchange.ledger.close(Span.GATEWAY_AUTH, now_ns())
@@ -87,38 +151,51 @@ class Endpoint(ABC, Generic[Request]):
         gone = False
         try:
             for choice in choices:
-                self._gateway.submit(choice.flight)
-            async with trio.open_nursery() as nursery:
+                start(choice.flight)
+            with trio.move_on_after(timeout_s) as limit:
+                async with trio.open_nursery() as nursery:
 
-                async def watch() -> None:
-                    nonlocal gone
-                    await exchange.until_disconnect()
-                    if not exchange.ending:  # the end of an answer reads as a disconnect too
-                        gone = True
-                        nursery.cancel_scope.cancel()
+                    async def watch() -> None:
+                        nonlocal gone
+                        await exchange.until_disconnect()
+                        if not exchange.ending:  # the end of an answer reads as a disconnect too
+                            gone = True
+                            nursery.cancel_scope.cancel()
 
-                nursery.start_soon(watch)
-                try:
-                    if request.options.stream:
-                        await self._stream(exchange, request, prompts, choices, bell)
-                    else:
-                        await self._whole(exchange, request, prompts, choices, bell)
-                except RequestError as caught:
-                    error = caught
-                nursery.cancel_scope.cancel()
+                    nursery.start_soon(watch)
+                    try:
+                        if request.options.stream:
+                            await self._stream(exchange, request, prompts, choices, bell)
+                        else:
+                            await self._whole(exchange, request, prompts, choices, bell)
+                    except RequestError as caught:
+                        error = caught
+                    nursery.cancel_scope.cancel()
         finally:
             for choice in choices:
-                self._gateway.close(choice.flight, "the client left" if gone else "it is answered")
+                if gone:
+                    self._gateway.leave(choice.flight, "the client left")
+                else:
+                    self._gateway.close(choice.flight, "it is answered")
             self._tell(exchange, choices)
             refused = error is not None and not exchange.n_generated
             self._meter.end(exchange, 0 if refused else exchange.n_prompt + exchange.n_generated)
         if gone:
             exchange.ledger.close(Span.CANCELLED, now_ns())
             exchange.error = ClientGone("the client left before the end")
+        elif limit.cancelled_caught:
+            exchange.ledger.close(Span.CANCELLED, now_ns())
+            error = DeadlineExceeded(f"it was not finished within {timeout_s:g} s, the time that X-Request-Timeout gave it")
         if error is not None:
             raise error
 
-    def _understand(self, body: bytes) -> tuple[Request, list[Prompt]]:
+    async def _understand(self, body: bytes) -> tuple[Request, list[Prompt]]:
+        """Large bodies on a thread, so that other streams go on."""
+        if len(body) <= _INLINE_BYTES:
+            return self._read(body)
+        return await trio.to_thread.run_sync(self._read, body, limiter=_THREADS)
+
+    def _read(self, body: bytes) -> tuple[Request, list[Prompt]]:
         """Everything that can be refused before anything starts."""
         request = self._parse(body)
         if request.options.model is not None and request.options.model != self._served.name:
@@ -126,10 +203,12 @@ class Endpoint(ABC, Generic[Request]):
         request.check(self._tokenizer.vocab_size)
         return request, self._prompts(request)
 
-    def _choices(self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], bell: Bell) -> list[Choice]:
+    def _choices(
+        self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], bell: Bell, seed: int, resumable: Resumable | None
+    ) -> list[Choice]:
         options = request.options
-        seed = options.seed if options.seed is not None else secrets.randbits(63)
         alone = len(prompts) * options.best_of == 1
+        exchange.n_prompt = sum(len(prompt.ids) for prompt in prompts)
         choices: list[Choice] = []
         most = most_tokens(exchange.caller.limits, exchange.n_prompt, len(prompts) * options.best_of)
         for prompt in prompts:
@@ -137,7 +216,7 @@ class Endpoint(ABC, Generic[Request]):
             for draw in range(options.best_of):
                 index = len(choices)
                 flight = Flight(
-                    request_id=exchange.request_id if alone else f"{exchange.request_id}/{index}",
+                    request_id=exchange.answer_id if alone else f"{exchange.answer_id}/{index}",
                     prompt=prompt.ids,
                     sampling=msgspec.structs.replace(options.sampling, seed=seed, choice=draw),
                     stopping=stopping,
@@ -145,7 +224,9 @@ class Endpoint(ABC, Generic[Request]):
                     bell=bell,
                     salt=options.salt,
                     priority=options.priority,
+                    deadline_ns=exchange.deadline_ns,
                     prompt_logprobs=self._prompt_logprobs(request),
+                    resumable=resumable,
                 )
                 choices.append(
                     Choice(
@@ -208,9 +289,11 @@ class Endpoint(ABC, Generic[Request]):
 
     async def _stream(self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], choices: list[Choice], bell: Bell) -> None:
         options = request.options
-        events = self._events(self._head(exchange), len(choices), include_usage=options.include_usage)
+        continued = {choice.index for choice in choices if choice.replay.n_tokens}
+        events = self._events(self._head(exchange), len(choices), include_usage=options.include_usage, continued=continued)
+        positions = Positions(choices) if choices[0].flight.resumable is not None else None
         left = list(choices)
-        fresh = {choice.index for choice in choices} if self._echoes(request) else set()
+        fresh = {choice.index for choice in choices} - continued if self._echoes(request) else set()
         try:
             while left:
                 data = []
@@ -222,11 +305,14 @@ class Endpoint(ABC, Generic[Request]):
                     now_usage = self._usage(exchange, request, choices) if options.continuous_usage else None
                     if text or tokens:
                         scores = tokens if options.logprobs is not None else None
-                        data.append(events.text(choice.index, text, logprobs=scores, usage=now_usage))
+                        event = events.text(choice.index, text, logprobs=scores, usage=now_usage)
+                        data.append(positions.mark(event, choice) if positions is not None else event)
                     if choice.finish is not None:
                         left.remove(choice)
                         self._gateway.close(choice.flight, "a stop string")
-                        data.append(events.finish(choice.index, choice.finish, usage=now_usage))
+                        event = events.finish(choice.index, choice.finish, usage=now_usage)
+                        if not choice.replay.finished:
+                            data.append(positions.mark(event, choice, finished=True) if positions is not None else event)
                     elif choice.flight.error is not None:
                         raise choice.flight.error
                 if data:
@@ -236,6 +322,8 @@ class Endpoint(ABC, Generic[Request]):
                 if left:
                     await self._wait(exchange, bell)
             last = events.usage(self._usage(exchange, request, choices)) if options.include_usage else b""
+            if not exchange.started:
+                await exchange.start_stream()
             await exchange.write_event(last + DONE)
         except RequestError as error:
             if not exchange.started:
@@ -272,7 +360,7 @@ class Endpoint(ABC, Generic[Request]):
         exchange.token_ns = [choice.flight.token_ns for choice in choices]
 
     def _head(self, exchange: Exchange) -> Head:
-        return Head(request_id=exchange.request_id, created=int(time.time()), model=self._served.name)
+        return Head(request_id=exchange.answer_id, created=exchange.created, model=self._served.name)
 
     prompt_param: str
 
@@ -295,7 +383,7 @@ class Endpoint(ABC, Generic[Request]):
     def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes: ...
 
     @abstractmethod
-    def _events(self, head: Head, n: int, *, include_usage: bool) -> EventStream: ...
+    def _events(self, head: Head, n: int, *, include_usage: bool, continued: Container[int]) -> EventStream: ...
 
 
 class ChatEndpoint(Endpoint[ChatRequest]):
@@ -333,8 +421,8 @@ class ChatEndpoint(Endpoint[ChatRequest]):
     def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
         return chat_response(head, answers, usage)
 
-    def _events(self, head: Head, n: int, *, include_usage: bool) -> EventStream:
-        return ChatStream(head, n, include_usage=include_usage)
+    def _events(self, head: Head, n: int, *, include_usage: bool, continued: Container[int]) -> EventStream:
+        return ChatStream(head, n, include_usage=include_usage, continued=continued)
 
 
 class CompletionEndpoint(Endpoint[CompletionRequest]):
@@ -374,7 +462,7 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
     def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
         return completion_response(head, answers, usage)
 
-    def _events(self, head: Head, n: int, *, include_usage: bool) -> EventStream:
+    def _events(self, head: Head, n: int, *, include_usage: bool, continued: Container[int]) -> EventStream:
         return CompletionStream(head, n, include_usage=include_usage)
 
 

@@ -6,7 +6,7 @@ object per request: the bytes around a text are made once for each choice, not o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from relay.errors import RequestError
 from relay.messages import FinishReason
@@ -28,16 +28,28 @@ def error_event(error: RequestError, request_id: str) -> bytes:
 class EventStream(ABC):
     """What both endpoints share. `usage` arguments are for clients that asked for it on every event; None else."""
 
-    def __init__(self, head: bytes, n: int, *, opening: bytes, before: bytes, after: bytes, empty: bytes, include_usage: bool) -> None:
-        """`n` choices. `head` is an event up to its choices; the rest are parts of a choice: `opening` tells the role, `before` and
-        `after` stand around a text, `empty` has none."""
+    def __init__(
+        self,
+        head: bytes,
+        n: int,
+        *,
+        opening: bytes,
+        before: bytes,
+        after: bytes,
+        empty: bytes,
+        include_usage: bool,
+        continued: Container[int] = (),
+    ) -> None:
+        """`n` choices, of which the `continued` ones were opened before. `head` is an event up to its choices; the rest are parts of a
+        choice: `opening` tells the role, `before` and `after` stand around a text, `empty` has none."""
         self._head = head
         self._empty = empty
         self._end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._after = after + b',"logprobs":'
         self._rest = b'%snull,"finish_reason":null}]%s' % (self._after, self._end)
         self._before = [b'%s[{"index":%d,%s' % (head, choice, before) for choice in range(n)]
-        self._prefix = [self._open(choice, opening) + self._before[choice] for choice in range(n)]
+        openings = (b"" if choice in continued else self._open(choice, opening) for choice in range(n))
+        self._prefix = [each + before for each, before in zip(openings, self._before, strict=True)]
         self._unfinished = n
 
     def text(self, choice: int, text: str, *, logprobs: Sequence[Scored] | None = None, usage: Usage | None = None) -> bytes:
@@ -79,7 +91,7 @@ class EventStream(ABC):
 class ChatStream(EventStream):
     """Events of `POST /v1/chat/completions`."""
 
-    def __init__(self, head: Head, n: int, *, include_usage: bool = False) -> None:
+    def __init__(self, head: Head, n: int, *, include_usage: bool = False, continued: Container[int] = ()) -> None:
         super().__init__(
             _head(head.chat_id, "chat.completion.chunk", head),
             n,
@@ -88,6 +100,7 @@ class ChatStream(EventStream):
             after=b"}",
             empty=b'"delta":{}',
             include_usage=include_usage,
+            continued=continued,
         )
 
     def _scores(self, choice: int, tokens: Sequence[Scored]) -> ChatLogprobs:

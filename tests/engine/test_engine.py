@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relay.engine.board import BOARD_BYTES, StepBoard, read_board
-from relay.engine.engine import Add, Drop, Engine, Join, Nudge
+from relay.engine.engine import Add, Drop, Engine, Job, Join, Nudge
 from relay.engine.keyed_random import uniform
 from relay.engine.modelled_runner import ModelledRunner, layout, next_token
 from relay.engine.report import StepReport
@@ -62,7 +62,7 @@ class Worker:
             trail=[(0, 0)],
         )
 
-    def step(self, *jobs: Add | Join | Drop) -> StepReport:
+    def step(self, *jobs: Job) -> StepReport:
         report, _ = self.engine.step(list(jobs))
         self.n_preempted += report.n_preempted
         for advance in report.advances:
@@ -360,7 +360,7 @@ def test_any_schedule_gives_the_same_tokens() -> None:
         live: dict[int, tuple[list[int], int]] = {}
         dropped: set[int] = set()
         while left or len(worker.finished) + len(dropped) < len(live):
-            jobs: list[Add | Join | Drop] = []
+            jobs: list[Job] = []
             while left and draw.random() < 0.3:
                 if worker.book.n_free() < 8:
                     break
