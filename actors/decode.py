@@ -126,9 +126,9 @@ class DecodeActor:
         while self._entries:
             await self._empty.wait()
 
-    def find_resumable(self, name: str) -> list[tuple[Key, bytes]]:
-        """Attempts whose request goes by this name, ours or the client's, with their envelopes."""
-        return self._logs.find(name)
+    def find_resumable(self, name: str) -> list[tuple[Address, str, int, bytes]]:
+        """(our address, request_id, attempt, envelope) of the choices of the request with this name, ours or the client's."""
+        return [(self._context.address, *key, envelope) for key, envelope in self._logs.find(name)]
 
     def _on(self, message: DecodeInbox) -> None:
         match message:

@@ -16,6 +16,7 @@ from msgspec import Meta
 from relay.errors import ConfigError
 
 Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 def _doc(text: str, **bounds: Any) -> Meta:
@@ -46,6 +47,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     body_timeout_s: Annotated[float, _doc("the whole body must be there within this time", gt=0)] = 60.0
     keepalive_comment_s: Annotated[float, _doc("an SSE comment when a stream has been silent so long; 0 is never", ge=0)] = 10.0
     max_attempts: Annotated[int, _doc("placements of one request that may fail without a new token in between", ge=1)] = 5
+    resume_grace_s: Annotated[float, _doc("a resumable stream that nobody reads goes on, and is remembered, for so long", ge=0)] = 60.0
     keep_ledgers: Annotated[int, _doc("ended requests whose ledger stays readable", ge=0)] = 4096
     default_max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None, _doc("where a request gives none; default: the room left in the context")
@@ -58,6 +60,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     placement: Annotated[
         Literal["kv_aware", "least_loaded", "round_robin"], _doc("how workers are chosen: by cached prefix and load, by load, or in turn")
     ] = "kv_aware"
+    reserve_roles: Annotated[bool, _doc("workers of one role take the other too while nobody lives whose it is")] = True
     local_prefill_tokens: Annotated[int, _doc("a decode worker computes a prompt itself if so few of its tokens are not cached", ge=0)] = 0
     max_queue: Annotated[int, _doc("requests that may wait for a place; beyond it: 503", ge=0)] = 1024
     queue_timeout_s: Annotated[float, _doc("a request that waited so long for a place is refused with 503", gt=0)] = 300.0
@@ -263,7 +266,7 @@ def _check(config: Config, where: str) -> None:
         if name in ("gateway", "router", "supervisor"):
             raise ConfigError(f"{where}: `{name}` is a name of the server's own; name the worker otherwise")
     roles = [role for worker in config.workers for role in worker.roles]
-    for role in get_args(Role):
+    for role in ROLES:
         if role not in roles:
             raise ConfigError(f"{where}: no worker has the role `{role}`; add it to `roles` of one")
     for worker in config.workers:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from relay.config import Config, Role, WorkerConfig
+from relay.config import ROLES, Config, Role, WorkerConfig
 from relay.errors import ConfigError
 from relay.kv.layout import KVLayout
 from relay.model.gguf_metadata import read_metadata
@@ -34,11 +34,12 @@ class RouterTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class EngineTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Payload of a prefill, decode or aggregated worker. actors: by role."""
+    """Payload of a prefill, decode or aggregated worker. actors: by role; one in `reserve` is taken only while nobody lives whose it is."""
 
     config: Config
     model_path: str
     actors: dict[Role, str]
+    reserve: tuple[Role, ...]
     layout: KVLayout
     threads: int
     affinity: tuple[int, ...]
@@ -80,17 +81,23 @@ def make_plan(config: Config, model_path: Path, created: int) -> Plan:
     spec = spec_from_gguf(read_metadata(model_path))
     engines: list[PlannedWorker] = []
     counts: dict[Role, int] = {}
+    in_reserve = {role: sum(worker.count for worker in config.workers if role in worker.roles) for role in ROLES}
     for worker in config.workers:
         for number in range(worker.count):
             actors: dict[Role, str] = {}
             for role in worker.roles:
                 actors[role] = f"{role}/{counts.get(role, 0)}"
                 counts[role] = counts.get(role, 0) + 1
+            reserve = tuple(role for role in ROLES if role not in worker.roles) if config.router.reserve_roles else ()
+            for role in reserve:
+                actors[role] = f"{role}/{in_reserve[role]}"
+                in_reserve[role] += 1
             layout = _layout(config, worker, spec)
             task = EngineTask(
                 config=config,
                 model_path=str(model_path),
                 actors=actors,
+                reserve=reserve,
                 layout=layout,
                 threads=threads_of(worker),
                 affinity=worker.affinity,
@@ -150,6 +157,6 @@ def _largest_pools(engines: list[PlannedWorker]) -> list[int]:
     largest: dict[Role, int] = {}
     for worker in engines:
         assert isinstance(worker.task, EngineTask)
-        for role in worker.task.actors:
+        for role in worker.task.actors.keys() - worker.task.reserve:
             largest[role] = max(largest.get(role, 0), worker.task.layout.n_blocks * worker.task.layout.block_tokens)
     return list(largest.values())

@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from relay.config import Config, split_bind
+from relay.engine.board import BOARD_BYTES, read_board
 from relay.errors import StartError
 from relay.kv.memory import create
 from relay.model.source import Progress, resolve
@@ -41,11 +42,12 @@ def listen(bind: str) -> socket.socket:
 
 
 @dataclass
-class PoolMemory:
-    """The memfd of one worker's pool: a new one for each epoch. The root's descriptor makes the worker's death a mere unmapping."""
+class EngineMemory:
+    """What one engine worker shares: its KV pool and its step board, new ones for each epoch. The root's descriptors make a death a mere
+    unmapping, and leave the board readable."""
 
     name: str
-    n_bytes: int
+    pool_bytes: int
     fds: dict[str, int] = field(default_factory=dict)
 
     def of_epoch(self, epoch: int) -> dict[str, int]:
@@ -53,15 +55,20 @@ class PoolMemory:
         for fd in self.fds.values():
             os.close(fd)
         self.fds = {}
-        self.fds = {"kv": create(f"relay-kv-{self.name}-{epoch}", self.n_bytes)}
+        self.fds["kv"] = create(f"relay-kv-{self.name}-{epoch}", self.pool_bytes)
+        self.fds["board"] = create(f"relay-board-{self.name}-{epoch}", BOARD_BYTES)
         return self.fds
+
+    def suspects(self) -> tuple[tuple[str, ...], bool]:
+        """Whose step the last epoch died in."""
+        return read_board(self.fds["board"]) if "board" in self.fds else ((), False)
 
 
 def worker_spec(worker: PlannedWorker, listen_fd: int) -> WorkerSpec:
     payload = msgspec.msgpack.encode(worker.task)
     if worker.pool is not None:
-        pool = PoolMemory(worker.name, worker.pool.pool_bytes)
-        return WorkerSpec(worker.name, payload, pool.of_epoch, share=("kv",), drain_rank=worker.drain_rank)
+        memory = EngineMemory(worker.name, worker.pool.pool_bytes)
+        return WorkerSpec(worker.name, payload, memory.of_epoch, share=("kv",), drain_rank=worker.drain_rank, suspects=memory.suspects)
     if worker.name.startswith("gateway-"):
         return WorkerSpec(worker.name, payload, lambda epoch: {"listen": listen_fd}, drain_rank=worker.drain_rank)
     return WorkerSpec(worker.name, payload, drain_rank=worker.drain_rank)
@@ -91,7 +98,12 @@ async def serve(plan: Plan, announce: Announcements, run_parent: Path | None = N
         supervisor: Supervisor
 
         async def on_ask(kind: str, body: bytes) -> bytes | None:
-            return msgspec.json.encode(supervisor.table()) if kind == "processes" else None
+            match kind:
+                case "admin.processes":
+                    return msgspec.json.encode(supervisor.table())
+                case "admin.drain":
+                    return b"yes" if supervisor.recycle(body.decode()) else b"no"
+            return None
 
         supervisor = Supervisor(run_dir, specs, plan.config.runtime, WORKER_COMMAND, announce.on_event, on_ask)
         async with trio.open_nursery() as nursery:

@@ -47,6 +47,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     from relay.http.generate import ChatEndpoint, CompletionEndpoint, Served
     from relay.http.limits import Meter
     from relay.http.records import Records
+    from relay.http.resume import ResumeRoute
     from relay.http.routes import ServerRoutes
     from relay.http.server import HttpServer
     from relay.ledger.metrics import GatewayMetrics, families
@@ -69,10 +70,14 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         keys.start(must=host.start.epoch == 1)
     meter = Meter(quota, key_metrics)
     routes = ServerRoutes(host.ask, records, served)
+    chat = ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter)
+    completion = CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter)
+    resume = ResumeRoute(host.ask, {"/v1/chat/completions": chat, "/v1/completions": completion})
     app = Application(
         generation={
-            "POST /v1/chat/completions": ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter).answer,
-            "POST /v1/completions": CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter).answer,
+            "POST /v1/chat/completions": chat.answer,
+            "POST /v1/completions": completion.answer,
+            "GET /v1/requests/{id}/stream": resume.answer,
         },
         plain=routes.table(),
         access=Access(keys, config.auth.open_routes),
@@ -146,6 +151,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:
 
     from relay.actors.decode import DecodeActor
     from relay.actors.prefill import PrefillActor
+    from relay.engine.board import StepBoard
     from relay.engine.metrics import EngineMetrics
     from relay.engine.start import start_engine
     from relay.kv.book import BlockBook
@@ -158,22 +164,27 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:
     memory = KVMemory(task.layout, fds["kv"])
     memory.populate()
     book, metrics = BlockBook(task.layout.n_blocks, caching=task.config.engine.prefix_cache), EngineMetrics()
-    engine = start_engine(task.config.engine, Path(task.model_path), memory, book, threads=task.threads)
+    engine = start_engine(task.config.engine, Path(task.model_path), memory, book, StepBoard(fds["board"]), threads=task.threads)
     engine.subscribe(metrics.on_report)
 
     def fd_of(address: Address) -> int | None:
         return host.peer_fds(address).get("kv")
 
     pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), fd_of)
+    model, grace_s = task.config.model.name, task.config.gateway.resume_grace_s
+    prefill = decode = None
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {}
-    model = task.config.model.name
     for role, name in task.actors.items():
         if role == "prefill":
-            actors[name] = PrefillActor(engine, book, memory, pools, worker, model).run
+            prefill = PrefillActor(engine, book, memory, pools, worker, model, reserve=role in task.reserve)
+            actors[name] = prefill.run
         else:
-            actors[name] = DecodeActor(engine, book, memory, worker, model).run
+            decode = DecodeActor(engine, book, memory, worker, model, reserve=role in task.reserve, grace_s=grace_s)
+            actors[name] = decode.run
 
     async def on_ask(kind: str, body: bytes) -> bytes | None:
+        if kind == "resumable":
+            return msgspec.msgpack.encode(decode.find_resumable(body.decode())) if decode is not None else None
         counts = book.counts()
         if kind == "kv":
             return msgspec.json.encode({**msgspec.structs.asdict(counts), "problem": counts.audit()})
@@ -184,8 +195,14 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:
             return msgspec.msgpack.encode(families(metrics.registry))
         return None
 
+    async def on_drain() -> None:
+        """What decodes here goes on elsewhere, what is being prefilled is finished."""
+        for actor in (decode, prefill):
+            if actor is not None:
+                await actor.drain()
+
     structlog.get_logger().info("engine loaded", actors=list(actors), blocks=task.layout.n_blocks, threads=task.threads)
-    return Hosted(actors=actors, on_ask=on_ask, progress=engine.progress, background=[engine.run])
+    return Hosted(actors=actors, on_ask=on_ask, progress=engine.progress, on_drain=on_drain, background=[engine.run])
 
 
 if __name__ == "__main__":

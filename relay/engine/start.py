@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from relay.config import EngineConfig
+from relay.engine.board import StepBoard
 from relay.engine.engine import Engine
 from relay.engine.host import EngineHost
 from relay.engine.reference_runner import ReferenceRunner
@@ -19,7 +20,9 @@ from relay.model.size import n_matrix_weights
 from relay.policy.batching import StepClock
 
 
-def start_engine(config: EngineConfig, model_path: Path, memory: KVMemory, book: BlockBook, *, threads: int) -> EngineHost:
+def start_engine(
+    config: EngineConfig, model_path: Path, memory: KVMemory, book: BlockBook, board: StepBoard, *, threads: int
+) -> EngineHost:
     """Raises ModelError."""
     torch.set_num_threads(threads)
     weights = load_gguf(model_path)
@@ -39,6 +42,7 @@ def start_engine(config: EngineConfig, model_path: Path, memory: KVMemory, book:
         max_running=config.max_running,
         max_chunk_tokens=config.max_chunk_tokens,
         floor_ns=lambda n_rows, n_kv_tokens: cost.floor_ns(roofline, n_rows, n_kv_tokens),
+        board=board,
     )
     return EngineHost(engine, max_running=config.max_running, on_thread_start=lambda: torch.set_num_threads(threads))
 

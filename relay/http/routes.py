@@ -36,6 +36,8 @@ class ServerRoutes:
             "GET /v1/models/{name:path}": self.model,
             "GET /v1/requests/{id}/ledger": self.ledger,
             "GET /debug/kv": self.kv,
+            "GET /admin/workers": self.workers,
+            "POST /admin/workers/{name}/drain": self.drain_worker,
         }
 
     async def healthz(self, exchange: Exchange) -> None:
@@ -100,6 +102,19 @@ class ServerRoutes:
         answers = await self._ask("kv", b"", _ANSWER_WITHIN_S)
         pools = {worker: msgspec.json.decode(body) for worker, body in sorted(answers.answers.items())}
         await exchange.respond(200, msgspec.json.encode({"pools": pools, "silent": answers.silent}))
+
+    async def workers(self, exchange: Exchange) -> None:
+        """The process table: every worker's pid, epoch, restarts, state and last death."""
+        answers = await self._ask("admin.processes", b"", _ANSWER_WITHIN_S)
+        await exchange.respond(200, b'{"workers":' + answers.answers.get(SUPERVISOR, b"[]") + b"}")
+
+    async def drain_worker(self, exchange: Exchange) -> None:
+        """Restart one worker without losing a request: what runs there goes on elsewhere. Answers when it has begun."""
+        name = exchange.scope["path_params"]["name"]
+        answers = await self._ask("admin.drain", name.encode(), _ANSWER_WITHIN_S)
+        if answers.answers.get(SUPERVISOR) != b"yes":
+            raise NotFound(f"no worker `{name}` is up; GET /admin/workers lists them")
+        await exchange.respond(202, msgspec.json.encode({"draining": name}))
 
     def _model(self) -> Model:
         return Model(id=self._served.name, created=self._served.created, max_model_len=self._served.max_context)

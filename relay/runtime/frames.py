@@ -139,7 +139,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     epoch: int
 
 
-Control = Start | Ready | Heartbeat | Crashed | WorkerUp | WorkerDown | Drain | Ask | Answer | Answers | Fault
+class Leave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Worker to supervisor: somebody sent me SIGTERM; have me drained."""
+
+
+Control = Start | Ready | Heartbeat | Crashed | WorkerUp | WorkerDown | Drain | Ask | Answer | Answers | Fault | Leave
 
 _encode = msgspec.msgpack.Encoder().encode
 _frame_decoder = msgspec.msgpack.Decoder(Frame)

@@ -3,8 +3,8 @@
 In: `Start`, then the supervisor's word on others, questions, `Drain`. Out: `Ready`, heartbeats, answers, faults, last words.
 Order: the control socket brings `Start`; `assemble` imports and loads, for as long as it needs; the link socket accepts; the actors run;
 `Ready`. From there on the supervisor's limits count. An actor that raises or returns ends the worker (exit code 1), and the text of the
-exception is its last words; drained, it exits with 0; when the root dies, the kernel kills it. SIGTERM and SIGINT are ignored, since a
-service manager sends them to a whole group of processes and only the root knows the order in which to drain.
+exception is its last words; drained, it exits with 0; when the root dies, the kernel kills it. SIGINT is ignored, and SIGTERM only passed
+on to the supervisor: a service manager sends it to a whole group of processes, and only the root knows the order in which to drain.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from relay.messages import Address
 from relay.runtime.asks import SUPERVISOR, Handler, answer_safely
 from relay.runtime.child import die_with
 from relay.runtime.control import ControlChannel, Outbox
-from relay.runtime.frames import Answer, Answers, Ask, Crashed, Drain, Fault, Heartbeat, Ready, Start, WorkerDown, WorkerUp, pack
+from relay.runtime.frames import Answer, Answers, Ask, Crashed, Drain, Fault, Heartbeat, Leave, Ready, Start, WorkerDown, WorkerUp, pack
 from relay.runtime.node import Context, Node
 from relay.runtime.peers import Peers
 
@@ -106,6 +106,7 @@ class Host:
             nursery.start_soon(self._outbox.run)
             self._outbox.put(Ready(actors=tuple(hosted.actors)))
             nursery.start_soon(self._beat, hosted.progress)
+            nursery.start_soon(self._pass_on_sigterm)
             await self._obey(hosted, nursery)
 
     async def _obey(self, hosted: Hosted, nursery: trio.Nursery) -> None:
@@ -145,6 +146,11 @@ class Host:
             steps, step_age_s = progress()
             self._outbox.put(Heartbeat(steps=steps, step_age_s=step_age_s), spare=True)
             await trio.sleep(self.start.heartbeat_s)
+
+    async def _pass_on_sigterm(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            async for _ in signals:
+                self._outbox.put(Leave())
 
     async def _answer(self, on_ask: Handler, ask: Ask) -> None:
         with trio.move_on_after(ask.deadline_s):

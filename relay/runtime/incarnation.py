@@ -17,7 +17,7 @@ from relay.config import RuntimeConfig
 from relay.errors import FrameTooLarge, RuntimeFault
 from relay.runtime.child import Child
 from relay.runtime.control import Outbox, close_all
-from relay.runtime.frames import Answer, Ask, Control, Crashed, Fault, Heartbeat, Ready, Start
+from relay.runtime.frames import Answer, Ask, Control, Crashed, Fault, Heartbeat, Leave, Ready, Start
 
 _EXIT_WITHIN_S = 0.5  # a dying interpreter closes its sockets before it exits with its code
 _LAST_WORDS_WITHIN_S = 0.25
@@ -36,7 +36,11 @@ class Death:
 
 class Incarnation:
     def __init__(
-        self, worker: str, epoch: int, settings: RuntimeConfig, on_frame: "Callable[[Incarnation, Ready | Ask | Answer | Fault], None]"
+        self,
+        worker: str,
+        epoch: int,
+        settings: RuntimeConfig,
+        on_frame: "Callable[[Incarnation, Ready | Ask | Answer | Fault | Leave], None]",
     ) -> None:
         self.worker, self.epoch = worker, epoch
         self.state: Literal["starting", "up", "draining"] = "starting"
@@ -119,7 +123,7 @@ class Incarnation:
                     self.state = "up"
                     self._ready.set()
                     self._on_frame(self, frame)
-                case Ask() | Answer() | Fault():
+                case Ask() | Answer() | Fault() | Leave():
                     self._on_frame(self, frame)
                 case _:
                     self.end(f"garbage on its control socket: {type(frame).__name__} out of place")
@@ -151,7 +155,7 @@ class Incarnation:
             if now - before > 2 * round_s:  # this loop itself stood still, and may not have read what was sent meanwhile
                 _log.warning("supervisor_was_late", by_s=round(now - before - round_s, 3))
                 self._heard = now
-            elif now - self._heard > self._settings.silent_s:
+            elif self.state != "draining" and now - self._heard > self._settings.silent_s:  # its drain has a limit of its own
                 self.end(f"silent for {now - self._heard:.1f} s (runtime.silent_s is {self._settings.silent_s:g})")
 
     async def _watch(self) -> None:

@@ -22,11 +22,12 @@ import trio
 from relay.config import RuntimeConfig
 from relay.errors import FrameTooLarge, StartError
 from relay.runtime.asks import Asks, Handler
-from relay.runtime.frames import Answer, Answers, Ask, Control, Drain, Fault, Ready, Start, WorkerDown, WorkerUp
+from relay.runtime.frames import Answer, Answers, Ask, Control, Drain, Fault, Leave, Ready, Start, WorkerDown, WorkerUp
 from relay.runtime.incarnation import Death, Incarnation
 from relay.runtime.peers import socket_name
 from relay.runtime.restart import RestartPolicy
 
+_SIGNALS_ARRIVE_WITHIN_S = 0.25
 _LATER_RANKS_S = 2.0  # what a rank has to drain when those before it used up the deadline
 _log = structlog.get_logger()
 
@@ -163,6 +164,27 @@ class Supervisor:
                     else:
                         self._hurry()
 
+    def recycle(self, worker: str, deadline_s: float | None = None) -> bool:
+        """Drain one worker and start it again; who has not drained by `deadline_s` is killed. Whether there was such a worker up."""
+        member = self._members.get(worker)
+        if self._draining or member is None or member.life is None or member.life.state != "up":
+            return False
+        self._tell_event("draining", workers=worker)
+        member.life.state = "draining"
+        member.life.tell(Drain())
+        self._nursery.start_soon(self._limit, member, member.life, self._settings.drain_s if deadline_s is None else deadline_s)
+        return True
+
+    async def _limit(self, member: _Member, life: Incarnation, deadline_s: float) -> None:
+        await trio.sleep(deadline_s)
+        if member.life is life:
+            life.end("did not drain in time", announced=True)
+
+    async def _on_leave(self, life: Incarnation) -> None:
+        """A worker was told by a signal to go. A service manager tells everyone at once, the root too: then all are drained in order."""
+        await trio.sleep(_SIGNALS_ARRIVE_WITHIN_S)
+        self.recycle(life.worker)
+
     def kill(self, worker: str, reason: str = "killed on request") -> bool:
         """SIGKILL, announced: it does not count towards the restart intensity. Whether there was such a worker alive."""
         member = self._members.get(worker)
@@ -268,8 +290,10 @@ class Supervisor:
 
     # --- what workers say
 
-    def _on_frame(self, life: Incarnation, frame: Ready | Ask | Answer | Fault) -> None:
+    def _on_frame(self, life: Incarnation, frame: Ready | Ask | Answer | Fault | Leave) -> None:
         match frame:
+            case Leave():
+                self._nursery.start_soon(self._on_leave, life)
             case Ready():
                 self._on_ready(life, frame)
             case Ask():

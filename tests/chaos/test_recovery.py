@@ -1,0 +1,220 @@
+"""What is special to recovery: roles in reserve, draining one worker, deadlines, streams that outlive their gateway."""
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.running import ROOT, RunningServer, running, until
+
+BODY: dict[str, Any] = {"prompt": "The history of bread begins", "max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RunningServer]:
+    text = (ROOT / "configs" / "quickstart.yaml").read_text().replace("gateway:\n", "gateway:\n  workers: 2\n")
+    config = tmp_path_factory.mktemp("config") / "two-gateways.yaml"
+    config.write_text(text)
+    with running(config, tmp_path_factory.mktemp("recovery")) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _laws(server: RunningServer) -> Iterator[None]:
+    yield
+    until(lambda: all_up(server), 120, server.log)
+    server.assert_blocks_come_back()
+
+
+def processes(server: RunningServer) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = server.http.get("/admin/workers").json()["workers"]
+    return rows
+
+
+def all_up(server: RunningServer) -> bool:
+    try:
+        return {row["state"] for row in processes(server)} == {"up"}
+    except httpx.TransportError:
+        return False  # its gateway was killed
+
+
+def pid_of(server: RunningServer, worker: str) -> int:
+    return next(row["pid"] for row in processes(server) if row["worker"] == worker)
+
+
+class Reader:
+    """Reads one stream on a thread; keeps the id of the last event."""
+
+    def __init__(self, url: str, method: str = "POST", headers: dict[str, str] | None = None, body: dict[str, Any] | None = None) -> None:
+        self.text, self.last_id, self.status, self.n_events = "", "", 0, 0
+        self.done = False
+        self._next_id = ""
+        self.error: dict[str, Any] = {}
+        self.request_id = ""
+        self._stop = threading.Event()
+        self._args = (method, url, headers or {}, body)
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        method, url, headers, body = self._args
+        try:
+            with httpx.stream(method, url, headers=headers, json=body, timeout=120) as response:
+                self.status, self.request_id = response.status_code, response.headers["x-request-id"]
+                if self.status != 200:
+                    self.error = json.loads(response.read())["error"]
+                    return
+                for line in response.iter_lines():
+                    self._take(line)
+                    if self._stop.is_set():
+                        return
+        except httpx.TransportError:
+            pass
+
+    def _take(self, line: str) -> None:
+        if line.startswith("id: "):
+            self._next_id = line[4:]
+        elif line == "":
+            self.last_id = self._next_id  # an event counts once its blank line has come
+        elif line == "data: [DONE]":
+            self.done = True
+        elif line.startswith("data: "):
+            event = json.loads(line[6:])
+            if "error" in event:
+                self.error = event["error"]
+                return
+            self.n_events += 1
+            self.text += "".join(choice.get("text", "") for choice in event["choices"])
+
+    def leave(self) -> "Reader":
+        self._stop.set()
+        return self.join()
+
+    def join(self) -> "Reader":
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+        return self
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: RunningServer) -> str:
+    reader = Reader(f"{server.url}/v1/completions", body=BODY).join()
+    assert reader.done
+    return reader.text
+
+
+def test_without_a_decode_worker_the_prefill_worker_decodes(server: RunningServer, undisturbed: str) -> None:
+    reader = Reader(f"{server.url}/v1/completions", body=BODY)
+    until(lambda: reader.n_events >= 4, 60)
+    os.kill(pid_of(server, "decode-0"), signal.SIGKILL)
+    assert reader.join().text == undisturbed
+    ledger = server.http.get(f"/v1/requests/{reader.request_id}/ledger").json()
+    assert ledger["attempts"] == 2
+    assert ledger["decisions"][1]["decode"][0]["worker"].startswith("decode/1@")
+    assert ledger["spans"]["retry.wasted"] > 0
+    assert sum(ledger["spans"].values()) == ledger["wall_ns"]
+
+
+@pytest.mark.parametrize("worker", ["decode-0", "prefill-0", "router-0"])
+@pytest.mark.parametrize("how", ["admin", "signal"])
+def test_one_worker_is_drained_and_no_request_notices(server: RunningServer, undisturbed: str, worker: str, how: str) -> None:
+    """dynamo: a worker 'drains' but its stream stops at SIGTERM (ai-dynamo/dynamo#791)."""
+    before = pid_of(server, worker)
+    readers = [Reader(f"{server.url}/v1/completions", body=BODY) for _ in range(2)]
+    until(lambda: all(reader.n_events >= 3 for reader in readers), 60)
+    if how == "admin":
+        assert server.http.post(f"/admin/workers/{worker}/drain").status_code == 202
+    else:
+        os.kill(before, signal.SIGTERM)
+    for reader in readers:
+        assert reader.join().text == undisturbed
+        assert reader.done
+    until(lambda: pid_of(server, worker) not in (before, None), 60)
+    row = next(row for row in processes(server) if row["worker"] == worker)
+    assert row["last_death"] == "drained"
+
+
+def test_an_unknown_worker_is_not_drained(server: RunningServer) -> None:
+    assert server.http.post("/admin/workers/nobody-0/drain").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_ends_a_request_and_frees_it(server: RunningServer, stream: bool) -> None:
+    body = {**BODY, "max_tokens": 5000, "stream": stream}
+    response = server.http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "1.5"})
+    if stream:
+        assert response.status_code == 200
+        last = response.text.strip().split("\n\n")[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    else:
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "deadline_exceeded"
+    server.assert_blocks_come_back()
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "soon", "1e9", "nan", "999999"])
+def test_a_deadline_that_is_none_is_refused(server: RunningServer, bad: str) -> None:
+    response = server.http.post("/v1/completions", json=BODY, headers={"X-Request-Timeout": bad})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "X-Request-Timeout"
+
+
+def gateway_of(server: RunningServer, request_id: str) -> str:
+    """Which gateway process has this request, from the log that names it."""
+    match = re.search(rf'"request_id": "{request_id}"[^\n]*"worker": "(gateway-\d)"', server.log())
+    assert match is not None
+    return match[1]
+
+
+@pytest.mark.parametrize("gone", ["client", "gateways"])
+@pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 0.8, "seed": 3, "stop": ["zzzz"], "logprobs": 1}], ids=["plain", "rich"])
+def test_a_resumable_stream_goes_on_where_its_client_stopped_reading(
+    server: RunningServer, undisturbed: str, gone: str, more: dict[str, Any]
+) -> None:
+    body = {**BODY, **more}
+    whole = Reader(f"{server.url}/v1/completions", body=body).join()
+    assert whole.done
+    reader = Reader(
+        f"{server.url}/v1/completions", headers={"X-Relay-Resume": "true", "X-Request-ID": f"mine-{gone}-{len(more)}"}, body=body
+    )
+    until(lambda: reader.n_events >= 6, 60)
+    if gone == "client":
+        reader.leave()
+    else:
+        for pid in [row["pid"] for row in processes(server) if row["worker"].startswith("gateway")]:
+            os.kill(pid, signal.SIGKILL)
+        reader.join()
+    assert not reader.done
+    assert re.fullmatch(r"0\.\d+(;1\.\d+)?", reader.last_id)
+
+    def resumed() -> Reader | None:
+        try:
+            found = Reader(
+                f"{server.url}/v1/requests/mine-{gone}-{len(more)}/stream", method="GET", headers={"Last-Event-ID": reader.last_id}
+            ).join()
+        except httpx.TransportError:
+            return None
+        return found if found.status == 200 else None
+
+    rest: list[Reader] = []
+    until(lambda: bool(rest.append(found) or rest if (found := resumed()) else False), 60, lambda: server.log()[-3000:])
+    assert rest[0].done, rest[0].error
+    if not more:
+        assert reader.text + rest[0].text == whole.text == undisturbed
+    else:
+        assert sorted(reader.text + rest[0].text) == sorted(whole.text)
+
+
+def test_a_stream_that_was_not_opened_so_cannot_be_resumed(server: RunningServer) -> None:
+    response = server.http.get("/v1/requests/nobody/stream")
+    assert response.status_code == 410
+    assert response.json()["error"]["code"] == "stream_lost"
+    response = server.http.get("/v1/requests/nobody/stream", headers={"Last-Event-ID": "what"})
+    assert response.status_code == 400
