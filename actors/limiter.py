@@ -12,8 +12,7 @@ import trio
 
 from relay.auth.limits import Accounts
 from relay.clock import now_ns
-from relay.errors import LaneFull
-from relay.messages import Address, Claim, Down, Granted, LimiterInbox, Reserve, Settle, Up
+from relay.messages import Address, Claim, Down, LimiterInbox, Reserve, Settle, Up
 from relay.runtime.node import Context
 
 _CLAIMS_WITHIN_S = 1.0
@@ -78,13 +77,7 @@ class LimiterActor:
             return
         held, self._held = self._held, []
         for message in held:
-            answer = self._accounts.reserve(now_ns(), message)
-            try:
-                self._context.post(message.quota, answer)
-            except LaneFull:
-                log.warning("a gateway does not take its answers", gateway=str(message.quota), request_id=message.request_id)
-                if isinstance(answer, Granted):
-                    self._accounts.settle(message.quota, message.request_id, 0)
+            self._context.post(message.quota, self._accounts.reserve(now_ns(), message))
 
     async def _give_up_waiting(self) -> None:
         await self._context.sleep(_CLAIMS_WITHIN_S)

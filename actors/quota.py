@@ -75,7 +75,7 @@ class QuotaActor:
         if self._limiter is None:
             return
         try:
-            self._context.post(self._limiter, message)
+            self._context.offer(self._limiter, message)
         except LaneFull:
             raise Overloaded("too many requests are being counted; try again", retry_after_s=1.0) from None
 
@@ -102,15 +102,14 @@ class QuotaActor:
             uses = sorted(uses, key=lambda use: use.age_ns)[:_MOST_CLAIMED]
         self._context.post(address, Claim(quota=self._context.address, uses=tuple(uses)))
         for waiting in self._waiting.values():
-            try:
-                self._context.post(address, waiting.reserve)
-            except LaneFull:
-                break  # who is left out times out
+            self._context.post(address, waiting.reserve)
 
     def _on_answer(self, message: Granted | Denied) -> None:
         waiting = self._waiting.get(message.request_id)
-        if waiting is None or waiting.answer is not None:
-            return  # whoever asked has left, and has settled it
+        if waiting is None:
+            if isinstance(message, Granted):  # whoever asked has left, and may have settled it before it was even sent
+                self.settle(message.request_id, 0)
+            return
         if isinstance(message, Granted):
             self._accounts.add(now_ns(), waiting.reserve)
         waiting.answer = message

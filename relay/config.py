@@ -119,7 +119,13 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     open_routes: Annotated[
         tuple[Literal["/readyz", "/metrics"], ...], _doc("routes that ask for no key, for probes and scrapers that cannot send one")
     ] = ()
-    reload_s: Annotated[float, _doc("the key file is looked at so often; a key taken out of it works so long at most", gt=0)] = 2.0
+    reload_s: Annotated[
+        float,
+        _doc(
+            "the key file is looked at so often; a change counts once it has stood for one look, after twice as long at most",
+            gt=0,
+        ),
+    ] = 2.0
 
 
 class CorsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from relay.auth.entry import Entry, parse_entries, with_entry
 from relay.auth.keys import KeyRing
 from relay.errors import ConfigError
 
+_State = tuple[int, ...] | str  # or why it cannot be looked at
 log = structlog.get_logger()
 
 
@@ -21,20 +22,23 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ring: KeyRing | None = None
-        self._seen: tuple[int, ...] | str = ()
+        self._seen: _State = ()  # as it was when it was last taken up
+        self._noticed: _State = ()  # as it was at the last look
 
     def start(self, *, must: bool) -> None:
         """The first reading. A server that starts needs it right: raises ConfigError. A gateway that is replaced while the file happens to
         be broken lets nobody in until it is right again, which is better than to die of it."""
-        if must:
+        try:
             self.load()
-        else:
-            self.refresh()
+        except ConfigError as error:
+            if must:
+                raise
+            log.error("the key file is broken; nobody is let in", error=str(error))
 
     def load(self) -> None:
         """Read it now. Raises ConfigError; `ring` then stays what it was."""
+        self._seen = self._noticed = _state(self.path)
         try:
-            self._seen = _state(self.path)
             entries = read_entries(self.path)
             warn_if_loose(self.path, lambda text: log.warning(text, file=str(self.path)))
         except OSError as error:
@@ -43,14 +47,12 @@ class KeyFile:
         log.info("keys loaded", file=str(self.path), keys=len(entries))
 
     def refresh(self) -> bool:
-        """Read it again if it has changed; whether it was. What is wrong with it is logged once, and the old keys stay."""
-        try:
-            state: tuple[int, ...] | str = _state(self.path)
-        except OSError as error:
-            state = error.strerror or "unknown"
-        if state == self._seen:
+        """Read it again if it has changed and has stood so for one look: who writes it in place empties it first, and an empty file is a
+        right one. Whether it was read. What is wrong with it is logged once, and the old keys stay."""
+        state = _state(self.path)
+        stands, self._noticed = state == self._noticed, state
+        if state == self._seen or not stands:
             return False
-        self._seen = state
         try:
             self.load()
         except ConfigError as error:
@@ -91,6 +93,9 @@ def warn_if_loose(path: Path, warn: Callable[[str], None]) -> None:
         warn("everyone on this machine can read the key file; chmod 600 it")
 
 
-def _state(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+def _state(path: Path) -> _State:
+    try:
+        found = path.stat()
+    except OSError as error:
+        return error.strerror or "unknown"
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev
