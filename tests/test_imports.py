@@ -14,10 +14,11 @@ LAYERS = (
     ("model", "engine"),
     ("actors",),
     ("http", "plan"),
+    ("bench",),
     ("serve", "worker", "cli", "__main__"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
-SAME_ROW = {("engine", "model"), ("config", "errors"), ("cli", "serve"), ("__main__", "cli"), ("ledger", "kv")}
+SAME_ROW = {("engine", "model"), ("config", "errors"), ("cli", "serve"), ("__main__", "cli"), ("policy", "kv")}
 
 
 def sources() -> list[tuple[str, Path]]:

@@ -1,10 +1,11 @@
-"""The command line: `relay serve`, `relay check`, `relay chat`. An expected failure is one clear line and exit status 1."""
+"""The command line: `relay serve`, `relay check`, `relay chat`, `relay bench`. An expected failure is one clear line and exit status 1."""
 
 import sys
 
 import click
 
 from relay import __version__
+from relay.cli.bench import bench
 from relay.cli.chat import chat
 from relay.cli.check import check
 from relay.cli.keys import keys
@@ -22,6 +23,7 @@ cli.add_command(serve)
 cli.add_command(keys)
 cli.add_command(check)
 cli.add_command(chat)
+cli.add_command(bench)
 
 
 def main() -> None:
