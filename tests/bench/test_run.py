@@ -262,7 +262,7 @@ def test_a_server_that_takes_numbers_for_something_else_gets_text() -> None:
     def numbers_are_text(path: str, body: dict[str, Any]) -> Iterator[Step]:
         prompt = body["prompt"]
         n_prompt = len(prompt.split()) if isinstance(prompt, str) else len(str(prompt))
-        yield from [counted(n_prompt)] if not body.get("stream") else [STREAM, text("a"), usage(n_prompt, 1), done()]
+        yield STREAM + text("a") + usage(n_prompt, 1) + done() if body.get("stream") else counted(n_prompt)
 
     server = ScriptedServer(numbers_are_text)
     found = outcome(server)
@@ -273,7 +273,13 @@ def test_a_server_that_takes_numbers_for_something_else_gets_text() -> None:
 
 def test_a_response_that_stays_open_after_done_has_ended_with_it() -> None:
     def stays_open(path: str, body: dict[str, Any]) -> Iterator[Step]:
-        yield from steady(path, body) if body["max_tokens"] == 1 else [STREAM, 0.5, text("a"), chunk(b"data: [DONE]\n\n"), 100.0]
+        if body["max_tokens"] == 1:
+            yield from steady(path, body)
+            return
+        yield STREAM
+        yield 0.5
+        yield text("a") + chunk(b"data: [DONE]\n\n")
+        yield 100.0
 
     found = measured(ScriptedServer(stays_open), timeout_s=3.0)
     assert found.requests.ok == 1
