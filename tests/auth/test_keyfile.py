@@ -1,5 +1,6 @@
 """The key file on disk: changes are taken up, breakage is survived, loose modes are told."""
 
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from relay.auth.entry import Entry
+from relay.auth.entry import Entry, with_entry
 from relay.auth.keyfile import KeyFile, append, read_entries, warn_if_loose
 from relay.auth.keys import hash_of
 from relay.errors import ConfigError, Unauthorized
@@ -118,14 +119,27 @@ def test_loose_modes_are_told(tmp_path: Path, mode: int, says: str) -> None:
     assert says in "".join(told)
 
 
-def test_keys_made_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+def test_of_two_who_add_at_once_the_second_sees_what_the_first_wrote(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
-    threads = [threading.Thread(target=append, args=(path, entry(f"k{i}"))) for i in range(20)]
-    for thread in threads:
+    append(path, entry("a"))
+    refused: list[str] = []
+
+    def add() -> None:
+        try:
+            append(path, entry("b"))
+        except ConfigError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=add)
+    with path.open("a") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
         thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(read_entries(path)) == 20
+        thread.join(0.2)
+        assert thread.is_alive()
+        first.write(with_entry(path.read_text(), entry("b"), ""))
+    thread.join()
+    assert [each.name for each in read_entries(path)] == ["a", "b"]
+    assert "two keys have the name `b`" in refused[0]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

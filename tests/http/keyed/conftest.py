@@ -1,4 +1,4 @@
-"""One server with keys and two gateway workers for all tests of this folder."""
+"""One server with keys and two gateway workers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.http.keyed.asking import KEYS, ORIGIN, entry, gateways, key
 from tests.running import ROOT, RunningServer, running, until
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     path.write_text(yaml.safe_dump([entry(name, more) for name, more in KEYS.items()]))
@@ -18,7 +18,7 @@ def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, keys_file: Path, smollm2_path: Path) -> Iterator[RunningServer]:
     config = yaml.safe_load((ROOT / "configs" / "aggregated.yaml").read_text())
     config["gateway"] = {"workers": 2}
