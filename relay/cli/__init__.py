@@ -1,4 +1,4 @@
-"""The command line: `relay serve`, `relay check`, `relay chat`, `relay bench`. An expected failure is one clear line and exit status 1."""
+"""The command line: `relay serve`, `check`, `chat`, `bench` and `keys`. An expected failure is one clear line and exit status 1."""
 
 import sys
 
