@@ -150,6 +150,10 @@ class ModelError(StartError):
     """The model is not one that is served: unknown architecture, tensor type, tokenizer, or a tensor is missing."""
 
 
+class KernelsUnavailable(StartError):
+    """The native kernels cannot be had here: no compiler, another processor, or a model that they do not cover. The reference serves."""
+
+
 class TooManyRestarts(StartError):
     """A worker died more than `max_restarts` times in `within_s`: the server stops rather than flap."""
 

@@ -6,7 +6,8 @@ one (layer, K or V, block) as its kernels like and says so in `order`.
 
 import msgspec
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+_SCALE_BYTES = {"int8": 4}  # for each vector, a float32
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +24,8 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def page_bytes(self) -> int:
         """Bytes of K, or of V, of one block in one layer; what a push copies at a time."""
-        return self.n_kv_heads * self.block_tokens * self.head_dim * _ITEM_BYTES[self.dtype]
+        vector_bytes = self.head_dim * _ITEM_BYTES[self.dtype] + _SCALE_BYTES.get(self.dtype, 0)
+        return self.n_kv_heads * self.block_tokens * vector_bytes
 
     @property
     def block_bytes(self) -> int:
