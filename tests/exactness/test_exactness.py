@@ -23,7 +23,7 @@ from relay.kv.book import BlockBook
 from relay.kv.layout import KVLayout
 from relay.kv.memory import KVMemory
 from relay.messages import Sampling, Stopping
-from relay.model.gguf_weights import load_gguf
+from relay.model.load import load
 from relay.model.weights import Weights
 from relay.policy.batching import StepClock
 
@@ -49,7 +49,7 @@ class Case:
 @pytest.fixture(scope="module")
 def weights(smollm2_path: Path) -> Weights:
     torch.set_num_threads(2)
-    return load_gguf(smollm2_path)
+    return load(smollm2_path)
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ from relay.kv.layout import KVLayout
 from relay.kv.memory import KVMemory
 from relay.messages import Logprobs, Sampling
 from relay.model.gguf_metadata import read_metadata
-from relay.model.gguf_weights import load_gguf
+from relay.model.load import load
 from relay.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
 def runner(smollm2_path: Path) -> ReferenceRunner:
-    weights = load_gguf(smollm2_path)
+    weights = load(smollm2_path)
     spec = weights.spec
     layout = KVLayout(
         n_layers=spec.n_layers, n_kv_heads=spec.n_kv_heads, head_dim=spec.head_dim, block_tokens=16, dtype="float32", n_blocks=20

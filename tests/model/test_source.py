@@ -198,10 +198,36 @@ def test_a_path_is_hashed_once_while_it_does_not_change(tmp_path: Path, cache: P
         resolve(str(path), sha256="0" * 64, cache_dir=cache)
 
 
-@pytest.mark.parametrize(("source", "says"), [("nowhere.gguf", "no such file"), (".", "it is a folder"), ("hf:org/name", "no such file")])
-def test_a_path_that_is_no_file_is_refused(cache: Path, source: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [("nowhere.gguf", "no such file"), (".", r"a folder without config\.json"), ("gs:bucket/name", "hf:ORG/NAME or random:NAME")],
+)
+def test_a_path_that_is_no_model_is_refused_with_what_there_is(cache: Path, source: str, says: str) -> None:
     with pytest.raises(SourceError, match=says):
         resolve(source, sha256=None, cache_dir=cache)
+
+
+def test_a_folder_in_the_hub_layout_is_taken_and_has_no_sum(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(str(tmp_path), sha256=None, cache_dir=cache) == tmp_path
+    with pytest.raises(SourceError, match=r"model\.sha256 is for single files"):
+        resolve(str(tmp_path), sha256=SHA256, cache_dir=cache)
+
+
+def test_random_models_are_made_in_the_cache_once_by_any_number_of_starts(cache: Path) -> None:
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(resolve("random:tiny-llama", sha256=None, cache_dir=cache))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(paths) == 4
+    assert [path.parent.parent for path in set(paths)] == [cache]
+    assert [path.name for path in (cache / "random").iterdir()] == [paths[0].name]
+    with pytest.raises(SourceError, match="expected one of: smollm2-135m"):
+        resolve("random:nothing", sha256=None, cache_dir=cache)
+    with pytest.raises(SourceError, match="leave it out"):
+        resolve("random:tiny-llama", sha256=SHA256, cache_dir=cache)
 
 
 def test_the_cache_is_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
