@@ -155,9 +155,8 @@ class Engine:
     def _wait(self, sequence: Sequence) -> None:
         """Into the line: preempted ones first, then by priority, then by age."""
         self._waiting[sequence.id] = sequence
-        rank = (not sequence.preempted, sequence.priority, sequence.id)
-        if any((not other.preempted, other.priority, other.id) > rank for other in self._waiting.values()):
-            self._waiting = dict(sorted(self._waiting.items(), key=lambda item: (not item[1].preempted, item[1].priority, item[0])))
+        if any(_rank(other) > _rank(sequence) for other in self._waiting.values()):
+            self._waiting = dict(sorted(self._waiting.items(), key=lambda item: _rank(item[1])))
 
     def _verify(self, sequence: Sequence, checksums: bytes, n_checked: int) -> str:
         """Empty if the pool holds what the pusher sent, else which layer does not."""
@@ -207,12 +206,15 @@ class Engine:
         parts = [_Part(sequence, 1, True) for sequence in list(self._running.values())[: self._max_running]]
         ready: list[Sequence] = []
         room = min(self._clock.budget_rows(), self._max_chunk_tokens)  # who would get no token needs no blocks yet
+        full = False
         for sequence in self._waiting.values():
             if room <= 0:
                 break
+            if full and not sequence.blocks:
+                continue  # but one that has its blocks goes on: it may be what the others wait for
             if not self._find_blocks(sequence):
-                sequence.lacked_blocks = True
-                break
+                sequence.lacked_blocks = full = True
+                continue
             if self._catch_up(sequence):
                 ready.append(sequence)
                 room -= len(sequence.tokens) - sequence.n_computed
@@ -282,14 +284,16 @@ class Engine:
         return not self._is_coming(sequence, sequence.n_computed // size)
 
     def _is_coming(self, sequence: Sequence, n: int) -> bool:
-        """Whether another sequence is about to compute block `n` of this one."""
+        """Whether a sequence before this one is about to compute its block `n`. (One behind it might be waiting for this one.)"""
         if sequence.prompt_logprobs >= 0 or (n + 1) * self._block_tokens >= len(sequence.tokens):
             return False
-        owner = self._coming.get(sequence.keys_until(n + 1, self._block_tokens)[n])
-        return owner is not None and owner != sequence.id
+        owner = self._waiting.get(self._coming.get(sequence.keys_until(n + 1, self._block_tokens)[n], 0))
+        return owner is not None and _rank(owner) < _rank(sequence)
 
     def _announce(self, sequence: Sequence) -> None:
-        """From now on it is known which blocks this one will compute."""
+        """From now on it is known which blocks this one will compute; without a cache they would be of no use to others."""
+        if not self._book.caching:
+            return
         n_full = len(sequence.tokens) // self._block_tokens
         for key in sequence.keys_until(n_full, self._block_tokens)[sequence.n_computed // self._block_tokens :]:
             self._coming.setdefault(key, sequence.id)
@@ -482,3 +486,8 @@ class Engine:
         elif was_waiting:
             sequence.preempted = False
             self._running[sequence.id] = sequence
+
+
+def _rank(sequence: Sequence) -> tuple[bool, int, SequenceId]:
+    """Its place in the line of those that wait."""
+    return not sequence.preempted, sequence.priority, sequence.id

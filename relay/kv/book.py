@@ -70,8 +70,8 @@ class BlockBook:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._published: dict[int, Published] = {}
         self._by_key: dict[BlockKey, int] = {}
-        self._caching = caching
-        self._changes = CacheChanges([], [])
+        self.caching = caching
+        self._changes: dict[BlockKey, bool] = {}  # whether it can be matched now, of keys that came or went: the last word counts
         self._reserved = 0
 
     # --- taking
@@ -127,14 +127,14 @@ class BlockBook:
 
     def publish(self, block: int, key: BlockKey, tokens: tuple[int, ...]) -> None:
         """A running block is full and computed. The first to publish a key keeps it."""
-        if not self._caching:
+        if not self.caching:
             return
         with self._lock:
             self._expect(block, BlockState.RUNNING)
             if key not in self._by_key and block not in self._published:
                 self._by_key[key] = block
                 self._published[block] = Published(key, tokens)
-                self._changes.added.append(key)
+                self._changes[key] = True
 
     def is_published(self, key: BlockKey) -> bool:
         """Whether a match would go on here (tokens not compared)."""
@@ -168,13 +168,13 @@ class BlockBook:
     def take_changes(self) -> CacheChanges:
         """What the router's index has to hear."""
         with self._lock:
-            changes, self._changes = self._changes, CacheChanges([], [])
-            return changes
+            changes, self._changes = self._changes, {}
+        return CacheChanges([key for key, here in changes.items() if here], [key for key, here in changes.items() if not here])
 
     def published_keys(self) -> list[BlockKey]:
         """All keys that can be matched, for a snapshot; what was still to be told is part of it."""
         with self._lock:
-            self._changes = CacheChanges([], [])
+            self._changes = {}
             return list(self._by_key)
 
     def counts(self) -> BlockCounts:
@@ -205,7 +205,7 @@ class BlockBook:
         block, _ = self._cached.popitem(last=False)
         key = self._published.pop(block).key
         del self._by_key[key]
-        self._changes.removed.append(key)
+        self._changes[key] = False
         return block
 
     def _expect(self, block: int, state: BlockState) -> None:

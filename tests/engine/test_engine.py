@@ -294,6 +294,46 @@ def test_of_higher_priority_comes_first_and_is_preempted_last() -> None:
     assert worker.got[low.id] == expected(prompt_of(30), 30)
 
 
+def test_a_preempted_sequence_that_waits_for_blocks_does_not_hold_up_one_that_has_its_own() -> None:
+    """Or an aggregated worker stands still: the lease that is not computed holds the very blocks. (simulation, seed 23)"""
+    worker = Worker(n_blocks=4, budget_tiles=1)
+    decoding = worker.sequence(prompt_of(16), 40)
+    worker.step(Add(decoding))
+    lease = worker.book.lease(2)
+    assert lease is not None
+    borrowed = worker.sequence(prompt_of(31, 1), 9, side="prefill", lazy=True)
+    borrowed.blocks, borrowed.borrowed = lease, True
+    while not worker.n_preempted:
+        worker.step()
+    worker.step(Add(borrowed))
+    while borrowed.id not in worker.finished:
+        worker.step()
+    while decoding.id not in worker.finished:
+        worker.step()
+    assert worker.got[decoding.id] == expected(prompt_of(16), 40)
+
+
+def test_two_that_compute_one_prefix_never_wait_for_each_other() -> None:
+    """Without a cache, of three with one prompt, the first gone: one owned the first block, one the second. (simulation, seed 79)"""
+    worker = Worker(budget_tiles=1)
+    worker.book = BlockBook(64, caching=False)
+    worker.engine._book = worker.book
+    first = worker.sequence(prompt_of(70), 3)
+    worker.step(Add(first))
+    pair = []
+    for _ in range(2):
+        borrowed = worker.sequence(prompt_of(70), 3, side="prefill", lazy=True)
+        lease = worker.book.lease(5)
+        assert lease is not None
+        borrowed.blocks, borrowed.borrowed = lease, True
+        pair.append(borrowed)
+    worker.step(Add(pair[0]))
+    worker.step(Drop(first.id), Add(pair[1]))
+    for _ in range(20):
+        worker.step()
+    assert {pair[0].id, pair[1].id} <= set(worker.finished)
+
+
 def test_a_prompt_waits_for_blocks_and_goes_on_after_a_nudge() -> None:
     worker = Worker(n_blocks=4)
     held = worker.book.allocate(3)

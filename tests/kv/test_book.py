@@ -157,3 +157,25 @@ def test_the_law_holds_under_random_use() -> None:
         counts = book.counts()
         assert counts.audit() == ""
         assert counts.free == 50 - sum(len(blocks) for _, blocks in held)
+
+
+def test_a_key_that_came_and_went_between_two_tellings_is_told_as_gone() -> None:
+    """And one that went and came as here: the last word counts. (simulation, seed 85)"""
+    book = BlockBook(1)
+    (key,) = chain(namespace("m"), [1, 2], 2)
+    (other,) = chain(namespace("m"), [3, 4], 2)
+
+    def hold(what: bytes, tokens: tuple[int, ...]) -> None:
+        blocks = book.allocate(1)
+        assert blocks is not None
+        book.publish(blocks[0], what, tokens)
+        book.free(blocks)
+
+    hold(key, (1, 2))
+    hold(other, (3, 4))
+    changes = book.take_changes()
+    assert (changes.added, changes.removed) == ([other], [key])
+    hold(key, (1, 2))
+    hold(other, (3, 4))
+    changes = book.take_changes()
+    assert (changes.added, changes.removed) == ([other], [key])
