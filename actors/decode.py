@@ -98,6 +98,7 @@ class DecodeActor:
         self._tombstones: OrderedDict[Key, None] = OrderedDict()
         self._running: dict[SequenceId, Entry] = {}
         self._unsent: dict[Address, list[tuple[Row, Trail]]] = {}
+        self._full: list[Address] = []  # gateways whose first rows in `_unsent` have nobody yet who sends them
         self._wake_outbox = trio.Event()
         self._logs = TokenLogs(grace_s)
         self._draining = False
@@ -446,6 +447,7 @@ class DecodeActor:
                 self._context.offer(gateway, self._frame(some))
             except LaneFull:
                 self._unsent[gateway] = some
+                self._full.append(gateway)
                 self._wake_outbox.set()
 
     def _frame(self, rows: list[tuple[Row, Trail]]) -> Tokens:
@@ -456,13 +458,13 @@ class DecodeActor:
         return Tokens(source=self._context.address, rows=merged)
 
     async def _send_late(self) -> None:
-        """Rows that found no credit go as soon as there is some. Waits for one gateway at a time: each has its own lane."""
+        """Rows that found no credit go as soon as there is some; one task per gateway, or two frames would overtake each other."""
         async with trio.open_nursery() as nursery:
             while True:
                 await self._wake_outbox.wait()
                 self._wake_outbox = trio.Event()
-                for gateway in list(self._unsent):
-                    nursery.start_soon(self._send_when_free, gateway)
+                while self._full:
+                    nursery.start_soon(self._send_when_free, self._full.pop())
 
     async def _send_when_free(self, gateway: Address) -> None:
         while rows := self._unsent.get(gateway):
