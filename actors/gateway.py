@@ -124,9 +124,14 @@ class GatewayActor:
         return len(self._flights)
 
     def submit(self, flight: Flight) -> None:
-        """Start it."""
+        """Start it; or end it at once, if the router is too far behind. What has started is never refused for that."""
         self._flights[flight.request_id] = flight
-        self._admit(flight)
+        self._on_event("admitted")
+        if self._router is not None:
+            try:
+                self._context.offer(self._router, self._admission(flight))
+            except LaneFull:
+                self._end(flight, error=Overloaded("the router is behind; try again later", retry_after_s=1.0))
 
     def close(self, flight: Flight, reason: str) -> None:
         """Nobody wants more of it (a stop string, a client that left, a deadline): stop it wherever it is. Idempotent."""
@@ -164,14 +169,10 @@ class GatewayActor:
             self._context.post(to, Cancel(request_id=flight.request_id, attempt=flight.attempt, reason=reason))
 
     def _admit(self, flight: Flight) -> None:
-        """Without a router it waits for one to come up."""
-        self._on_event("admitted" if flight.attempt == 1 else "retried")
-        if self._router is None:
-            return
-        try:
-            self._context.offer(self._router, self._admission(flight))
-        except LaneFull:
-            self._end(flight, error=Overloaded("the router is behind; try again later", retry_after_s=1.0))
+        """Again. Without a router it waits for one to come up."""
+        self._on_event("retried")
+        if self._router is not None:
+            self._context.post(self._router, self._admission(flight))
 
     def _admission(self, flight: Flight) -> Admit:
         return Admit(

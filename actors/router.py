@@ -7,7 +7,7 @@ in flight to a worker that dies is nobody's but ours to report, so every place i
 worker.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import structlog
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an attempt is. `admit` None: known from an announcement only."""
+    """Where an attempt is. `admit` None: known from an announcement only, or cancelled."""
 
     gateway: Address
     decode: Address
@@ -134,7 +134,7 @@ class RouterActor:
             return  # a gateway that repeats itself after our predecessor's death
         for address in message.dead:
             self._forget_worker(address)
-        if len(self._queue) >= self._config.max_queue:
+        if len(self._queue) >= self._config.max_queue and message.attempt == 1:
             self._refuse(message, Overloaded(f"{len(self._queue)} requests are waiting already; try again later", retry_after_s=1.0))
             return
         self._queue.add(Queued(message, now_ns()))
@@ -252,6 +252,7 @@ class RouterActor:
             return
         place = self._places.get(key)
         if place is not None:
+            self._places[key] = replace(place, admit=None)  # nobody waits: it is not placed again, should it be declined
             self._context.post(place.decode, message)
 
     def _on_down(self, address: Address) -> None:
