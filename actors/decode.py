@@ -9,7 +9,6 @@ A resumable attempt outlives its gateway for a grace time, and so does the log o
 told everything from the first token on. Ends with its worker.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
@@ -52,9 +51,8 @@ from relay.messages import (
     Withdrawn,
 )
 from relay.policy.cache_index import hints, news
+from relay.policy.tombstones import Tombstones
 from relay.runtime.node import Context
-
-MAX_TOMBSTONES = 65536
 
 Rows = dict[Address, list[tuple[Row, Trail]]]
 
@@ -95,7 +93,7 @@ class DecodeActor:
         self._router: Address | None = None
         self._entries: dict[Key, Entry] = {}
         self._attempts: dict[str, int] = {}  # the newest attempt held of each request
-        self._tombstones: OrderedDict[Key, None] = OrderedDict()
+        self._tombstones = Tombstones()
         self._running: dict[SequenceId, Entry] = {}
         self._unsent: dict[Address, list[tuple[Row, Trail]]] = {}
         self._full: list[Address] = []  # gateways whose first rows in `_unsent` have nobody yet who sends them
@@ -316,11 +314,9 @@ class DecodeActor:
 
     def _on_detach(self, message: Detach) -> None:
         entry = self._entries.get((message.request_id, message.attempt))
-        if entry is not None and entry.log is not None:
+        if entry is not None and entry.log is not None and entry.gateway == message.gateway:
             entry.gateway = None
             entry.log.orphaned()
-        elif entry is not None:
-            self._cancel(entry)
 
     def _on_resume(self, message: Resume) -> None:
         """Everything from the first token on, and then what follows, goes to another gateway."""
@@ -341,14 +337,13 @@ class DecodeActor:
             self._context.post(message.gateway, Displaced(request_id=key[0], attempt=key[1], reason=log.displaced or "it was displaced"))
 
     def _on_cancel(self, message: Cancel) -> None:
-        self._logs.close((message.request_id, message.attempt))
-        entry = self._entries.get((message.request_id, message.attempt))
-        if entry is not None:
+        key = message.request_id, message.attempt
+        entry = self._entries.get(key)
+        if entry is None:
+            self._tombstones.add(key)  # a log that is left is not its to close: somebody may come for the end of a finished stream
+        elif entry.log is None or message.gateway in (None, entry.gateway):  # else it has changed hands
+            self._logs.close(key)
             self._cancel(entry)
-            return
-        self._tombstones[message.request_id, message.attempt] = None
-        if len(self._tombstones) > MAX_TOMBSTONES:
-            self._tombstones.popitem(last=False)
 
     def _cancel(self, entry: Entry) -> None:
         if entry.state == "leased":
@@ -502,6 +497,8 @@ class DecodeActor:
     def _drop(self, entry: Entry, *, n_generated: int = 0, finished: bool = False) -> None:
         """Nobody reads or writes its blocks any more: they are free, and so is its place."""
         del self._entries[entry.key]
+        if entry.log is not None:
+            entry.log.end()
         if self._attempts.get(entry.key[0]) == entry.key[1]:
             del self._attempts[entry.key[0]]
         if entry.sequence is not None:

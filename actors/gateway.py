@@ -91,6 +91,7 @@ class Flight:
     attempt: int = 1
     failures: int = 0  # attempts in a row that gained no token
     suspect: bool = False  # a worker died in a step that held it, and it has gained no token since
+    awaits_log: bool = False  # taken over, and its tokens from the first on are still to come
     decode: Address | None = None
     dead: tuple[Address, ...] = ()
     decisions: list[Decision] = field(default_factory=list)  # of each attempt that was placed
@@ -135,17 +136,17 @@ class GatewayActor:
 
     def close(self, flight: Flight, reason: str) -> None:
         """Nobody wants more of it (a stop string, a client that left, a deadline): stop it wherever it is. Idempotent."""
-        if self._flights.pop(flight.request_id, None) is None:
-            return
-        if not flight.ended:
+        if self._remove(flight) and not flight.ended:
             self._cancel(flight, reason)
 
     def leave(self, flight: Flight, reason: str) -> None:
         """Its client has gone. A resumable one that is placed goes on for a while, for whoever takes it over; any other ends."""
         if flight.resumable is None or flight.decode is None or flight.ended:
             self.close(flight, reason)
-        elif self._flights.pop(flight.request_id, None) is not None:
-            self._context.post(flight.decode, Detach(request_id=flight.request_id, attempt=flight.attempt))
+        elif self._remove(flight):
+            self._context.post(
+                flight.decode, Detach(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address)
+            )
 
     def take_over(self, flight: Flight, decode: Address) -> None:
         """Continue a flight that another gateway began: its decode worker will tell all tokens from the first on."""
@@ -153,7 +154,7 @@ class GatewayActor:
         if before is not None:
             self._end(before, error=StreamLost("another connection resumed this stream"))
         self._flights[flight.request_id] = flight
-        flight.decode = decode
+        flight.decode, flight.awaits_log = decode, True
         self._context.monitor(decode)
         self._context.post(decode, Resume(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address))
 
@@ -166,7 +167,9 @@ class GatewayActor:
     def _cancel(self, flight: Flight, reason: str) -> None:
         to = flight.decode or self._router
         if to is not None:
-            self._context.post(to, Cancel(request_id=flight.request_id, attempt=flight.attempt, reason=reason))
+            self._context.post(
+                to, Cancel(request_id=flight.request_id, attempt=flight.attempt, reason=reason, gateway=self._context.address)
+            )
 
     def _admit(self, flight: Flight) -> None:
         """Again. Without a router it waits for one to come up."""
@@ -247,10 +250,13 @@ class GatewayActor:
     def _take(self, flight: Flight, row: Row, now: int, source: Address) -> None:
         """Tokens are indexed: the next ones are taken, those already here are dropped (and compared)."""
         known = len(flight.ids)
+        if row.first > known and flight.awaits_log:
+            return  # sent before its decode worker knew of us, and told again by it
         if row.first > known:
             log.error("tokens are missing", request_id=flight.request_id, attempt=row.attempt, first=row.first, expected=known)
             self._on_event("violation")
             return
+        flight.awaits_log = False
         overlap = known - row.first
         if tuple(flight.ids[row.first :][: len(row.ids)]) != row.ids[:overlap]:
             log.error("a token came twice and differed", request_id=flight.request_id, attempt=row.attempt, first=row.first)
@@ -267,7 +273,7 @@ class GatewayActor:
         if not known:
             flight.n_cached = row.n_cached
         if row.finish:
-            self._flights.pop(flight.request_id, None)
+            self._remove(flight)
             flight.finish = row.finish
         flight.bell.ring()
 
@@ -314,9 +320,16 @@ class GatewayActor:
         self._admit(flight)
 
     def _end(self, flight: Flight, *, error: RequestError) -> None:
-        self._flights.pop(flight.request_id, None)
+        self._remove(flight)
         flight.error = error
         flight.bell.ring()
+
+    def _remove(self, flight: Flight) -> bool:
+        """Whether it was there; another with its id, that resumed its stream, stays."""
+        if self._flights.get(flight.request_id) is not flight:
+            return False
+        del self._flights[flight.request_id]
+        return True
 
     def _current(self, request_id: str, attempt: int) -> Flight | None:
         flight = self._flights.get(request_id)
@@ -325,4 +338,6 @@ class GatewayActor:
     def _refuse_mail(self, sender: Address, request_id: str, attempt: int) -> None:
         """Mail of an attempt that nobody waits for: its sender is told to stop."""
         self._on_event("stale")
-        self._context.post(sender, Cancel(request_id=request_id, attempt=attempt, reason="not the present attempt"))
+        self._context.post(
+            sender, Cancel(request_id=request_id, attempt=attempt, reason="not the present attempt", gateway=self._context.address)
+        )

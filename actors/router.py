@@ -39,6 +39,7 @@ from relay.messages import (
 from relay.policy.cache_index import CacheIndex
 from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, serving, weigh_decode, weigh_prefill
 from relay.policy.queue import Queued, WaitingLine
+from relay.policy.tombstones import Tombstones
 from relay.runtime.node import Context
 
 log = structlog.get_logger()
@@ -64,6 +65,7 @@ class RouterActor:
         self._places: dict[Key, Place] = {}
         self._caches: dict[str, CacheIndex] = {}  # by worker: its actors share one
         self._queue = WaitingLine()
+        self._tombstones = Tombstones()
         self._lengths = AnswerLengths(config.expected_tokens)
         self._turn = 0
         self._dead: dict[Address, None] = {}
@@ -97,6 +99,7 @@ class RouterActor:
                 self._on_announced(message)
             case Withdrawn():
                 self._forget_worker(message.address)
+                self._place_queued()  # a reserve may have a role now
             case Cached():
                 if message.worker in self._caches:
                     self._caches[message.worker].change(message.added, message.removed)
@@ -130,8 +133,8 @@ class RouterActor:
 
     def _on_admit(self, message: Admit) -> None:
         key = message.request_id, message.attempt
-        if key in self._places or key in self._queue:
-            return  # a gateway that repeats itself after our predecessor's death
+        if key in self._places or key in self._queue or key in self._tombstones:
+            return  # a gateway that repeats itself after our predecessor's death, or that has cancelled it
         for address in message.dead:
             self._forget_worker(address)
         if len(self._queue) >= self._config.max_queue and message.attempt == 1:
@@ -254,6 +257,8 @@ class RouterActor:
         if place is not None:
             self._places[key] = replace(place, admit=None)  # nobody waits: it is not placed again, should it be declined
             self._context.post(place.decode, message)
+        else:
+            self._tombstones.add(key)  # an Admit that waited for credit comes behind its Cancel
 
     def _on_down(self, address: Address) -> None:
         self._dead[address] = None

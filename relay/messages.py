@@ -355,18 +355,23 @@ class Displaced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Gateway to router or decode: nobody waits for this attempt. Idempotent; leaves a tombstone where the attempt is not known yet."""
+    """Gateway to router or decode: nobody waits for this attempt. Idempotent; leaves a tombstone where the attempt is not known yet.
+
+    Of no effect on a resumable attempt that `gateway` does not read (any more).
+    """
 
     request_id: str
     attempt: int
     reason: str
+    gateway: Address | None = None
 
 
 class Detach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Gateway to decode: the client of this resumable attempt has gone; go on for a while, somebody may `Resume` it."""
+    """Gateway to decode: the client of this resumable attempt has gone; go on for a while, somebody may `Resume` it. Or has already."""
 
     request_id: str
     attempt: int
+    gateway: Address
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -23,6 +23,7 @@ class TokenLog:
         self.n_cached = 0
         self.finish: FinishReason | None = None
         self.displaced = ""
+        self.over = False
         self.orphan_since_ns = 0
 
     def add(self, row: Row) -> None:
@@ -33,7 +34,6 @@ class TokenLog:
         self.logprobs += row.logprobs
         if row.finish:
             self.finish = row.finish
-            self.orphaned()
 
     def row(self, key: Key) -> Row:
         """All of it."""
@@ -44,7 +44,12 @@ class TokenLog:
         self.orphan_since_ns = self.orphan_since_ns or now_ns()
 
     def adopted(self) -> None:
-        self.orphan_since_ns = now_ns() if self.finish else 0
+        self.orphan_since_ns = now_ns() if self.over else 0
+
+    def end(self) -> None:
+        """Nothing comes to it any more, however its attempt ended."""
+        self.over = True
+        self.orphaned()
 
 
 class TokenLogs:

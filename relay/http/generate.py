@@ -173,7 +173,7 @@ class Endpoint(ABC, Generic[Request]):
                     nursery.cancel_scope.cancel()
         finally:
             for choice in choices:
-                if gone:
+                if gone or isinstance(error, StreamLost):  # another connection may have taken over, or be about to
                     self._gateway.leave(choice.flight, "the client left")
                 else:
                     self._gateway.close(choice.flight, "it is answered")

@@ -14,10 +14,10 @@ from typing import Protocol
 import trio
 
 from relay.errors import FrameTooLarge
-from relay.messages import Address, Cancel, Down, Message, Returned, Settle, Up
+from relay.messages import Address, Cancel, Detach, Down, Message, Returned, Settle, Up
 from relay.runtime.mailbox import Lane, Life, Mailbox
 
-OUTSIDE_LANES: tuple[type, ...] = (Up, Down, Cancel, Returned, Settle)  # what frees room must not wait for room
+OUTSIDE_LANES: tuple[type, ...] = (Up, Down, Cancel, Detach, Returned, Settle)  # what frees room must not wait for room
 
 
 class Outlet(Protocol):
