@@ -1,0 +1,120 @@
+"""The fault plan of a seed: what happens to whom, at a time or where something has happened for the n-th time.
+
+Points are message boundaries (sent, took, handled, each by message type) and places inside a step. A fault that waits for a point which
+never comes does not happen.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from relay.simulation.life import Life
+    from relay.simulation.world import World
+
+_MAIL = ("Announced", "Cached", "Admit", "Expect", "Placed", "Declined", "Prefill", "Tokens", "Prefilled", "Revoke", "Returned", "Left")
+_MORE_MAIL = ("Displaced", "Cancel", "Refused", "Up", "Down")
+_STEP = ("step begun", "rows computed", "blocks pushed", "all computed", "step ended")
+_ACTIONS = ("kill", "kill", "kill", "kill", "crash", "hang", "jam", "pause", "pause", "cut", "cut", "corrupt", "corrupt", "drain", "drain")
+
+
+@dataclass(slots=True)
+class Fault:
+    """`point` empty: at `at_s`, to `worker`; else to whoever reaches it for the `left`-th time."""
+
+    action: str
+    at_s: float
+    worker: str
+    point: str
+    left: int
+
+
+def draw_faults(draw: random.Random, workers: tuple[str, ...], spread_s: float) -> list[Fault]:
+    faults = []
+    favourite = draw.choice((None, None, draw.choice(workers)))
+    for _ in range(draw.choice((0, 1, 1, 2, 3, 4, 6))):
+        action = draw.choice(_ACTIONS)
+        verb = draw.choice(("sent", "took", "handled"))
+        point = draw.choice((f"{verb} {draw.choice(_MAIL)}", f"{verb} {draw.choice(_MAIL + _MORE_MAIL)}", draw.choice(_STEP)))
+        if action == "corrupt":
+            point = "blocks pushed"
+        elif draw.random() < 0.4:
+            point = ""
+        worker = favourite or draw.choice(workers)
+        faults.append(Fault(action, 1.75 * spread_s * draw.random(), worker, point, draw.choice((1, 2, 4, 9)) if point else 0))
+    return faults
+
+
+class Faults:
+    """Of one run. Every fault strikes once. `n_corrupted`: pushes damaged."""
+
+    def __init__(self, world: "World", plan: list[Fault]) -> None:
+        self._world, self._draw = world, world.draw_of("faults")
+        self._waiting: dict[str, list[Fault]] = {}
+        self.n_corrupted = self.n_struck = 0
+        self.enabled = True
+        for fault in plan:
+            if fault.point:
+                self._waiting.setdefault(fault.point, []).append(fault)
+            else:
+                world.agenda.after(fault.at_s, lambda fault=fault: self._strike_worker(fault))  # type: ignore[misc]
+
+    def reached(self, point: str, life: "Life") -> None:
+        waiting = self._waiting.get(point)
+        if waiting and self.enabled and not life.dead:
+            for fault in list(waiting):
+                fault.left -= 1
+                if fault.left == 0:
+                    waiting.remove(fault)
+                    self._strike(fault, life)
+
+    def _strike_worker(self, fault: Fault) -> None:
+        life = self._world.supervisor.life_of(fault.worker)
+        if life is not None and self.enabled:
+            self._strike(fault, life)
+
+    def _strike(self, fault: Fault, life: "Life") -> None:
+        agenda, pace, draw = self._world.agenda, self._world.scenario.pace, self._draw
+        self.n_struck += 1
+        self._world.trace.note(f"{fault.action} {life} at {fault.point or 'its time'}")
+        match fault.action:
+            case "kill":
+                life.die("killed on request")
+            case "crash":
+                life.die("crashed", by_itself=True)
+            case "hang":
+                life.pause()
+                agenda.after(pace.hang_s, lambda: life.die("silent"))
+            case "jam":
+                if life.compute is not None:
+                    life.jam()
+                    agenda.after(pace.hang_s, lambda: life.die("hung"))
+            case "pause":
+                life.pause()
+                agenda.after(pace.hang_s * 0.95 * draw.random(), life.go_on)
+            case "cut":
+                self._cut(life)
+            case "drain":
+                if not life.draining and not life.name.startswith("router"):
+                    life.spawn(life.drain)
+                    agenda.after(pace.drain_s + 0.3, lambda: life.die("did not drain in time"))
+            case "corrupt":
+                if life.compute is not None:
+                    life.compute.corrupts = True
+                    self.n_corrupted += 1
+
+    def _cut(self, life: "Life") -> None:
+        """Both directions to one peer. Past the deadline one of the two is fenced."""
+        others = [other for other in life.links if not other.dead and life in other.links]
+        if not others:
+            return
+        other, deadline_s = self._draw.choice(others), self._world.scenario.pace.link_deadline_s
+        length_s = 0.1 * self._draw.random()
+        for link in (life.links[other], other.links[life]):
+            link.cut_until = max(link.cut_until, trio.current_time() + length_s)
+        self._world.trace.note(f"between {life} and {other} for {length_s:.4f} s")
+        if length_s > deadline_s:
+            accused = self._draw.choice((life, other))
+            self._world.agenda.after(deadline_s, lambda: accused.die("not reached"))

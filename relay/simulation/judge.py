@@ -1,0 +1,138 @@
+"""The laws of the end: every request ended once and right, and nothing is left of any, anywhere.
+
+`problems` is asked again and again until it finds none or time is up, so it may see a run that has not come to rest.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from relay.actors.decode import DecodeActor
+from relay.actors.router import RouterActor
+from relay.errors import DeadlineExceeded, Draining, Overloaded, PoisonRequest, StreamLost, Unavailable
+from relay.policy.cache_index import CacheIndex, hints
+from relay.simulation.client import Client
+from relay.simulation.connection import Connection
+from relay.simulation.life import Life
+
+if TYPE_CHECKING:
+    from relay.simulation.world import World
+
+Problem = tuple[str, str]
+_MAY_REMEMBER = ("_tombstones", "_lengths")
+
+
+def problems(world: "World") -> list[Problem]:
+    """(law, text) of each, the worst first."""
+    found = [problem for client in world.clients for problem in _of_client(world, client)]
+    if not world.supervisor.is_whole():
+        found.append(("restart", "a worker is not up again"))
+    for life in world.supervisor.lives():
+        found += _of_blocks(life)
+        found += _of_actors(life)
+        found += _of_node(world, life)
+    return found
+
+
+def _of_client(world: "World", client: Client) -> Iterator[Problem]:
+    for flight, wish in ((f, w) for c in client.connections for f, w in zip(c.flights, client.visit.wishes, strict=True)):
+        ids, right = tuple(flight.ids), wish.right
+        if ids != right.ids[: len(ids)]:
+            yield "tokens", f"{flight.request_id} got {ids}, expected {right.ids}"
+        if flight.finish is not None and (ids, flight.finish) != (right.ids, right.finish):
+            yield "tokens", f"{flight.request_id} finished ({flight.finish}) with {ids}, expected {right.ids} ({right.finish})"
+        if flight.finish is not None and flight.error is not None:
+            yield "no ending", f"{flight.request_id} ended twice"
+        if len(flight.logprobs) != (len(ids) if wish.sampling.logprobs >= 0 else 0):
+            yield "tokens", f"{flight.request_id} has {len(flight.logprobs)} log probabilities for {len(ids)} tokens"
+    for connection in client.connections:
+        if connection.error is not None and not _is_explained(world, connection):
+            yield "error without a cause", f"{client.name}: {type(connection.error).__name__}: {connection.error}"
+
+
+def _is_explained(world: "World", connection: Connection) -> bool:
+    scenario, visit, error = world.scenario, connection.visit, connection.error
+    most = max(flight.failures for flight in connection.flights)
+    match error:
+        case PoisonRequest():
+            return visit.poison or any(flight.request_id in world.watch.tried for flight in connection.flights)
+        case Unavailable():
+            return most <= world.supervisor.n_deaths + world.faults.n_corrupted and most >= scenario.max_attempts
+        case Overloaded():
+            waited = error.message.startswith("no worker had a place") and scenario.router.queue_timeout_s < 100
+            fresh = all(not flight.ids for flight in connection.flights if flight.error is error)
+            return waited or (fresh and scenario.needs_patience)
+        case DeadlineExceeded():
+            return visit.deadline_s > 0
+        case StreamLost():
+            return visit.resumes and (visit.doubles or world.faults.n_struck > 0 or visit.patience_s < 100)
+        case Draining():
+            return connection.life.draining
+        case _:
+            return False
+
+
+def _of_blocks(life: Life) -> Iterator[Problem]:
+    if life.compute is None:
+        return
+    counts = life.book.counts()
+    if counts.audit() or counts.free + counts.cached != counts.total:
+        yield "blocks", f"{life}: {counts}"
+    if life.book._reserved:
+        yield "blocks", f"{life}: {life.book._reserved} reserved for nobody"
+    if not life.compute.is_idle or life.engine._coming:
+        yield "blocks", f"{life}: its engine holds {life.engine.n_running} running, {life.engine.n_waiting} waiting"
+
+
+def _of_actors(life: Life) -> Iterator[Problem]:
+    for name, actor in life.actors.items():
+        for attribute, value in (*vars(actor).items(), *(vars(actor._logs).items() if isinstance(actor, DecodeActor) else ())):
+            if attribute not in _MAY_REMEMBER and not attribute.startswith("_context"):
+                for left in _requests(value):
+                    yield "left behind", f"{name}@{life.epoch}.{attribute} still holds {left}"
+        if isinstance(actor, RouterActor):
+            for worker in (*actor._prefill.values(), *actor._decode.values()):
+                if worker.load or worker.placed:
+                    yield "loads", f"{name}@{life.epoch} believes {worker.address} to hold {worker.placed}"
+
+
+def _requests(value: Any, depth: int = 0) -> Iterator[str]:
+    """Keys that name a request, in a container of an actor."""
+    if depth > 2:
+        return
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            text = str(key)
+            if any(part.strip("'() ").split("/")[0][:1] == "r" and part.strip("'() ").split("/")[0][1:].isdigit() for part in text.split(",")):
+                yield text
+            yield from _requests(inner, depth + 1)
+
+
+def _of_node(world: "World", life: Life) -> Iterator[Problem]:
+    """Credits come home but for what is owed, and nothing waits."""
+    node, window = life.node, world.scenario.window
+    if node._early:
+        yield "left behind", f"{life} holds mail for {list(node._early)}"
+    for to, lane in node._lanes.items():
+        owed = 0
+        for other in world.supervisor.lives():
+            if to in other.addresses:
+                owed = other.node._owed[(node.worker, node.epoch), to]
+                if lane.free + owed != window or lane.n_late:
+                    yield "credits", f"{life} has {lane.free} credits of {window} towards {to}, which owes {owed}"
+    for router in world.supervisor.lives():
+        for actor in router.actors.values():
+            if isinstance(actor, RouterActor) and life.compute is not None:
+                index = actor._caches.get(life.name)
+                if index is None:
+                    yield "cache index", f"{router} has none of {life}"
+                    continue
+                untold = life.book._changes
+                told = CacheIndex(hints(index._hints))
+                told.change(hints(key for key, here in untold.items() if here), hints(key for key, here in untold.items() if not here))
+                if told._hints.keys() != CacheIndex(hints(life.book._by_key))._hints.keys():
+                    yield "cache index", f"{router} believes {len(told)} blocks to be cached at {life}, {len(life.book._by_key)} are"
+    if life.pools is not None:
+        alive = [address for other in world.supervisor.lives() for address in other.addresses]
+        for address in life.pools.open_addresses:
+            if address not in alive:
+                yield "left behind", f"{life} still maps the pool of {address}"

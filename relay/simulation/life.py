@@ -1,0 +1,293 @@
+"""One incarnation of one worker: its node, its actors, its engine and pool. It can stand still, and it can die; it never comes back."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from relay.actors.decode import DecodeActor
+from relay.actors.gateway import GatewayActor
+from relay.actors.prefill import PrefillActor
+from relay.actors.router import RouterActor
+from relay.engine.engine import Engine
+from relay.engine.host import EngineHost
+from relay.engine.modelled_runner import ModelledRunner
+from relay.errors import Draining
+from relay.kv.book import BlockBook
+from relay.messages import Address, Message
+from relay.policy.batching import StepClock
+from relay.runtime.frames import WorkerDown
+from relay.runtime.mailbox import Mailbox
+from relay.runtime.node import Context, Node
+from relay.simulation.compute import SimulatedCompute
+from relay.simulation.memory import GuardedMemory, MemoryBoard, SimulatedPools
+from relay.simulation.network import Link
+from relay.simulation.scenario import VOCAB_SIZE, WorkerPlan, layout
+
+if TYPE_CHECKING:
+    from relay.simulation.world import World
+
+MODEL = "modelled"
+Actor = GatewayActor | RouterActor | PrefillActor | DecodeActor
+
+
+class Life:
+    """`known`: the lives that this one has been told are up. `links`: its own to them, one direction each."""
+
+    def __init__(self, world: "World", plan: WorkerPlan, epoch: int) -> None:
+        self.world, self.plan, self.name, self.epoch = world, plan, plan.name, epoch
+        self.key = plan.name, epoch
+        self.addresses = tuple(Address(actor, epoch) for actor in plan.actors)
+        self.node = Node(plan.name, epoch, window=world.scenario.window, hold_early=True)
+        self.dead = self.up = self.draining = False
+        self.scope = trio.CancelScope()
+        self.known: dict[Life, None] = {}
+        self.links: dict[Life, Link] = {}
+        self._unopened: dict[Life, list[Callable[[], None]]] = {}
+        self._held: list[Callable[[], None]] = []
+        self._stops = self._jams = 0
+        self._go, self._unjammed = trio.Event(), trio.Event()
+        self._go.set()
+        self._unjammed.set()
+        self.board = MemoryBoard()
+        self.actors: dict[str, Actor] = {}
+        self.pools: SimulatedPools | None = None
+        self.compute: SimulatedCompute | None = None
+        if plan.n_blocks:
+            self._load_engine()
+        else:
+            self._load()
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.epoch}"
+
+    # --- what lives here; as in relay.worker
+
+    def _load(self) -> None:
+        scenario, watch = self.world.scenario, self.world.watch
+        for name in self.plan.actors:
+            if name.startswith("gateway/"):
+                self.actors[name] = GatewayActor(max_attempts=scenario.max_attempts, on_event=watch.gateway_says)
+            else:
+                self.actors[name] = RouterActor(scenario.router, MODEL)
+
+    def _load_engine(self) -> None:
+        scenario = self.world.scenario
+        self.memory = GuardedMemory(layout(self.plan.n_blocks), self)
+        self.book = BlockBook(self.plan.n_blocks, caching=scenario.caching)
+        runner = ModelledRunner(self.memory, VOCAB_SIZE, scenario.tile_rows)
+        self.engine = Engine(
+            runner,
+            self.book,
+            StepClock(scenario.tile_rows, 4 * scenario.pace.tile_ms, scenario.pace.tile_ms),
+            max_running=scenario.max_running,
+            max_chunk_tokens=scenario.max_chunk_tokens,
+            floor_ns=lambda n_rows, n_kv_tokens: 0,
+            board=self.board,
+        )
+        self.compute = SimulatedCompute(self, self.engine, runner)
+        self.host = EngineHost(self.engine, max_running=scenario.max_running, compute=self.compute)
+        self.pools = SimulatedPools(self.memory, self.addresses)
+        for name, reserve in self.plan.actors.items():
+            if name.startswith("prefill/"):
+                self.actors[name] = PrefillActor(self.host, self.book, self.memory, self.pools, self.name, MODEL, reserve=reserve)
+            else:
+                self.actors[name] = DecodeActor(
+                    self.host, self.book, self.memory, self.name, MODEL, reserve=reserve, grace_s=scenario.pace.grace_s
+                )
+
+    async def live(self) -> None:
+        """Until it dies. What an actor raises is the world's to judge."""
+        contexts = {name: SimulatedContext(self, self.node.open(name)) for name in self.actors}
+        try:
+            with self.scope:
+                async with trio.open_nursery() as self.nursery:
+                    for name, actor in self.actors.items():
+                        self.nursery.start_soon(actor.run, contexts[name])
+                    if self.compute is not None:
+                        self.nursery.start_soon(self.host.run)
+                    await trio.lowlevel.checkpoint()
+                    self.world.supervisor.ready(self)
+                    await trio.sleep_forever()
+        except Exception:
+            if not self.dead:
+                raise
+
+    def spawn(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Beside the actors, in this process: it dies with it."""
+        self.nursery.start_soon(task)
+
+    # --- standing still, dying
+
+    async def runs(self) -> None:
+        await self._go.wait()
+
+    async def computes(self) -> None:
+        """As `runs`, for the compute thread, which can hang while the loop turns."""
+        await self._go.wait()
+        await self._unjammed.wait()
+
+    def pause(self) -> None:
+        """The whole process. Faults may overlap, so it is counted."""
+        if self._stops == 0:
+            self._go = trio.Event()
+        self._stops += 1
+
+    def go_on(self) -> None:
+        self._stops -= 1
+        if self._stops == 0 and not self.dead:
+            self._go.set()
+            held, self._held = self._held, []
+            for arrive in held:
+                arrive()
+
+    def jam(self) -> None:
+        """A step that never ends."""
+        self._unjammed = trio.Event()
+
+    def die(self, reason: str, *, by_itself: bool = False, drained: bool = False) -> None:
+        """From this instant on nothing leaves it. `by_itself`: nobody wanted it, so whoever was in its step is under suspicion."""
+        if self.dead:
+            return
+        self.dead = True
+        self.world.trace.note(f"{self} dies: {reason}")
+        self.scope.cancel()
+        self._go.set()  # for who waits outside; what is inside is cancelled already
+        self._held.clear()
+        if not drained:
+            for link in self.links.values():
+                link.sender_died()
+        suspects, lone = self.board.notice if by_itself else ((), False)
+        if lone:
+            self.world.watch.tried.update(dict.fromkeys(suspects))
+        self.world.supervisor.reap(self, reason, suspects, lone)
+
+    async def drain(self) -> None:
+        """What `relay.worker` does when it is told to drain; then the process ends by itself, and everything it said arrives."""
+        self.draining = True
+        for actor in self.actors.values():
+            if isinstance(actor, DecodeActor):
+                await actor.drain()
+        for actor in self.actors.values():
+            if isinstance(actor, PrefillActor):
+                await actor.drain()
+            elif isinstance(actor, GatewayActor):
+                with trio.move_on_after(self.world.scenario.pace.drain_s):
+                    while actor.n_flights:
+                        await trio.sleep(0.01)
+                await self.runs()
+                actor.end_all(Draining("the server went down before this was finished"))
+                while any(connection.life is self and not connection.outcome for connection in self.world.connections()):
+                    await trio.sleep(0.01)
+        await self.runs()
+        self.die("drained", drained=True)
+
+    def reached(self, point: str) -> None:
+        """A place where the plan may want something to happen."""
+        self.world.faults.reached(point, self)
+
+    # --- from outside
+
+    def receive(self, source: "Life", arrive: Callable[[], None]) -> None:
+        """From a link. What comes from a life that we have not been told of waits until we are."""
+
+        def open_it() -> None:
+            if source in self.known:
+                arrive()
+            else:
+                self._unopened.setdefault(source, []).append(arrive)
+
+        self.when_running(open_it)
+
+    def when_running(self, call: Callable[[], None]) -> None:
+        """Now, or with what else waits for it once it goes on, in order; never if it is dead."""
+        if self.dead:
+            return
+        if self._stops:
+            self._held.append(call)
+        else:
+            call()
+
+    def hear_up(self, other: "Life") -> None:
+        """The supervisor's word."""
+        self.known[other] = None
+        if other is self:
+            self.node.up(*self.key, tuple(self.plan.actors))
+            return
+        link = self.links[other] = self.world.link(self, other)
+        self.node.up(*other.key, tuple(other.plan.actors), link)
+        for arrive in self._unopened.pop(other, ()):
+            arrive()
+
+    def hear_down(self, frame: WorkerDown, other: "Life") -> None:
+        """The supervisor's word: what the dead one wrote is read first."""
+        link = other.links.get(self)
+        if link is not None and not link.is_empty() and other in self.known:
+            self.world.agenda.at(max(link.last, trio.current_time()), lambda: self.when_running(lambda: self.hear_down(frame, other)))
+            return
+        self.known.pop(other, None)
+        self._unopened.pop(other, None)
+        self.links.pop(other, None)
+        self.node.down(frame.worker, frame.epoch, frame.reason, frame.actors, suspects=frame.suspects, lone=frame.lone)
+
+
+class SimulatedContext(Context):
+    """An actor's world: time stands still with its worker, nothing leaves a dead one, and what is sent and taken is watched."""
+
+    def __init__(self, life: Life, real: Context) -> None:
+        super().__init__(life.node, real.address, SimulatedInbox(life, real.address, real.inbox))
+        self._life, self._real = life, real
+        self.post, self.offer, self.send = self._post, self._offer, self._send  # type: ignore[method-assign]
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        await self._life.runs()
+
+    def _post(self, to: Address, message: Message) -> None:
+        if not self._life.dead:
+            self._real.post(to, message)
+            self._sent(to, message)
+
+    def _offer(self, to: Address, message: Message) -> None:
+        if not self._life.dead:
+            self._real.offer(to, message)
+            self._sent(to, message)
+
+    async def _send(self, to: Address, message: Message) -> None:
+        await self._real.send(to, message)
+        if not self._life.dead:
+            self._sent(to, message)
+        await self._life.runs()
+
+    def _sent(self, to: Address, message: Message) -> None:
+        life = self._life
+        life.world.trace.mail("sent", str(self.address), to, message)
+        life.world.watch.sent(life, self.address, to, message)
+        life.reached(f"sent {type(message).__name__}")
+
+
+class SimulatedInbox(Mailbox):
+    """A mailbox whose reader takes his time, and may die before or after each message."""
+
+    def __init__(self, life: Life, address: Address, real: Mailbox) -> None:
+        self._life, self._address, self._real = life, address, real
+        self._draw = life.world.draw_of("inbox")
+        self._last: Message | None = None
+
+    async def __anext__(self) -> Message:
+        life, pace = self._life, self._life.world.scenario.pace
+        if self._last is not None:
+            life.world.watch.handled(life, self._address, self._last)
+            life.reached(f"handled {type(self._last).__name__}")
+            self._last = None
+        if pace.take_s:
+            await trio.sleep(pace.take_s * self._draw.random())
+        await life.runs()
+        message = await anext(self._real)
+        await life.runs()
+        life.world.trace.mail("took", str(self._address), self._address, message)
+        life.reached(f"took {type(message).__name__}")
+        await trio.lowlevel.checkpoint()
+        life.world.watch.taken(life, self._address, message)
+        self._last = message
+        return message

@@ -1,0 +1,216 @@
+"""Laws on the trace: what no end state shows, because something later heals it or writes over it.
+
+Told of every message sent, taken and handled, of every step begun and every write into a pool. Raises Violation on the spot.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from relay.actors.decode import DecodeActor
+from relay.actors.router import RouterActor
+from relay.engine.engine import Step
+from relay.ledger.ledger import Ledger
+from relay.ledger.spans import Span
+from relay.clock import now_ns
+from relay.messages import (
+    Address,
+    Cancel,
+    Declined,
+    Detach,
+    Expect,
+    Key,
+    Left,
+    Message,
+    Placed,
+    Prefill,
+    Prefilled,
+    Resume,
+    Returned,
+    Revoke,
+    Row,
+    Tokens,
+)
+from relay.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from relay.simulation.life import Life
+    from relay.simulation.world import World
+
+
+@dataclass(slots=True)
+class Lease:
+    """As both sides' messages tell it: from Prefill to Prefilled or Returned."""
+
+    holder: Address
+    blocks: dict[int, None]
+    revoked: bool = False
+    over: bool = False
+
+
+class Watch:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._leases: dict[tuple[Address, Key], Lease] = {}
+        self._cancelled: dict[tuple[Address, Key], None] = {}  # at this decode actor, handled
+        self._revoked: dict[tuple[Address, Address, Key], None] = {}  # at this prefill actor, for this decode actor, handled
+        self._placed: dict[tuple[Address, Key], Address] = {}  # by this router, with this decode actor
+        self._routed_cancels: dict[tuple[Address, Key], None] = {}
+        self._forwarded: dict[tuple[Address, Key], None] = {}
+        self._next: dict[tuple[Address, Address, Key], int] = {}  # index of the next token that this decode actor sends to this gateway
+        self._replays: Counter[tuple[Address, Address, Key]] = Counter()  # how often a row from the first token on is to come again
+        self._first: dict[tuple[Address, Key], None] = {}  # first tokens that this prefill actor has sent to a gateway
+        self.tried: dict[str, None] = {}  # requests in whose lone step a worker died by chance
+        self.n_endings_sent = 0
+
+    # --- messages
+
+    def sent(self, life: "Life", source: Address, to: Address, message: Message) -> None:
+        match message:
+            case Prefill():
+                here = life.node.is_local(to)
+                size = life.memory.layout.block_tokens
+                blocks = message.blocks[message.n_present // size :] if here else message.blocks
+                self._not_cancelled(source, (message.request_id, message.attempt), "leases blocks for it")
+                self._leases[source, (message.request_id, message.attempt)] = Lease(to, dict.fromkeys(blocks))
+            case Placed():
+                self._not_cancelled(source, (message.request_id, message.attempt), "says that it is placed")
+            case Revoke():
+                lease = self._leases.get((source, (message.request_id, message.attempt)))
+                if lease is not None:
+                    lease.revoked = True
+            case Prefilled():
+                key = message.request_id, message.attempt
+                if (source, key) not in self._first:
+                    raise Violation("first token on two roads", f"{source} has not sent {key} to its gateway")
+                self._end_lease(source, to, key)
+            case Returned():
+                self._end_lease(source, to, (message.request_id, message.attempt))
+            case Tokens():
+                for row in message.rows:
+                    self._row(source, to, row)
+            case Expect():
+                key = message.admit.request_id, message.admit.attempt
+                if (source, key) in self._routed_cancels:
+                    raise Violation("computed after its cancel", f"{source} places {key} after its Cancel")
+                self._placed[source, key] = to
+            case Cancel():
+                self.n_endings_sent += 1
+                self._forwarded[source, (message.request_id, message.attempt)] = None
+            case Detach():
+                self.n_endings_sent += 1
+
+    def taken(self, life: "Life", address: Address, message: Message) -> None:
+        if isinstance(message, Left | Declined):
+            decode = message.address if isinstance(message, Left) else message.decode
+            key = message.request_id, message.attempt
+            if self._placed.get((address, key)) == decode:
+                del self._placed[address, key]
+        elif isinstance(message, Resume):
+            self._replays[address, message.gateway, (message.request_id, message.attempt)] += 1
+
+    def handled(self, life: "Life", address: Address, message: Message) -> None:
+        """The actor has gone on to its next message."""
+        if isinstance(message, Cancel):
+            key = message.request_id, message.attempt
+            if address.actor.startswith("decode/"):
+                decode = life.actors[address.actor]
+                assert isinstance(decode, DecodeActor)
+                entry = decode._entries.get(key)
+                if entry is not None and entry.log is not None and entry.gateway != message.gateway:
+                    return  # somebody else reads it now
+                self._cancelled[address, key] = None
+                self._is_revoked(life, address, key)
+            elif address.actor.startswith("router/"):
+                self._routed_cancels[address, key] = None
+                place = self._placed.get((address, key))
+                if place is not None and life.node.is_alive(place) and (address, key) not in self._forwarded:
+                    raise Violation("cancel lost", f"{address} has not passed on the Cancel of {key} to {place}")
+        elif isinstance(message, Revoke):
+            self._revoked[address, message.decode, (message.request_id, message.attempt)] = None
+        if address.actor.startswith("router/"):
+            router = life.actors[address.actor]
+            assert isinstance(router, RouterActor)
+            self._nobody_waits_for_nothing(router, address)
+
+    def gateway_says(self, event: str) -> None:
+        if event == "violation":
+            raise Violation("index", "a gateway found tokens missing, or twice and different")
+
+    # --- steps and writes
+
+    def began(self, life: "Life", step: Step) -> None:
+        for part in step.parts:
+            sequence = part.sequence
+            for address in life.addresses:
+                if sequence.side == "decode" and (address, sequence.key) in self._cancelled:
+                    raise Violation("computed after its cancel", f"{address} computes {sequence.key} after its Cancel")
+                owner = sequence.target.memory.owner if sequence.target is not None else life
+                for decode in owner.addresses:
+                    if sequence.side == "prefill" and (address, decode, sequence.key) in self._revoked:
+                        raise Violation("computed after its cancel", f"{address} computes {sequence.key} of {decode} after its Revoke")
+
+    def reported(self, life: "Life") -> None:
+        problem = life.book.counts().audit()
+        if problem:
+            raise Violation("blocks", f"{life}: {problem}")
+
+    def writes(self, writer: "Life", owner: "Life", key: Key, blocks: list[int]) -> None:
+        """Into leased blocks: who writes must hold that lease, and not have given it up."""
+        for decode in owner.addresses:
+            lease = self._leases.get((decode, key))
+            if lease is None:
+                continue
+            if lease.holder not in writer.addresses:
+                raise Violation("write without a lease", f"{writer} writes for {key} of {decode}; {lease.holder} holds the lease")
+            if lease.over:
+                raise Violation("write without a lease", f"{writer} writes for {key} of {decode} after it gave the lease back")
+            wrong = [block for block in blocks if block not in lease.blocks]
+            if wrong:
+                raise Violation("write without a lease", f"{writer} writes blocks {wrong} for {key} of {decode}, which are not in the lease")
+            return
+        raise Violation("write without a lease", f"{writer} writes for {key} into {owner}, and no lease was given")
+
+    def ledger(self, name: str, ledger: Ledger) -> None:
+        """At the end of a request."""
+        if ledger.violations or ledger[Span.UNACCOUNTED]:
+            raise Violation("ledger", f"{name}: {ledger.violations} stamps before the cursor")
+        if sum(ledger.spans().values()) != ledger.wall_ns or ledger.cursor_ns > now_ns():
+            raise Violation("ledger", f"{name}: spans sum to {sum(ledger.spans().values())} of {ledger.wall_ns}")
+
+    # --- inside
+
+    def _not_cancelled(self, source: Address, key: Key, what: str) -> None:
+        if (source, key) in self._cancelled:
+            raise Violation("computed after its cancel", f"{source} {what}: {key}")
+
+    def _is_revoked(self, life: "Life", address: Address, key: Key) -> None:
+        lease = self._leases.get((address, key))
+        if lease is not None and not lease.over and not lease.revoked and life.node.is_alive(lease.holder):
+            raise Violation("cancel lost", f"{address} has not revoked the lease of {key} from {lease.holder}")
+
+    def _end_lease(self, source: Address, to: Address, key: Key) -> None:
+        lease = self._leases.get((to, key))
+        if lease is not None and lease.holder == source:
+            lease.over = True
+
+    def _row(self, source: Address, gateway: Address, row: Row) -> None:
+        key = row.request_id, row.attempt
+        if source.actor.startswith("prefill/"):
+            self._first[source, key] = None
+            return
+        expected = self._next.get((source, gateway, key), row.first)
+        if row.first != expected and row.first == 0 and self._replays[source, gateway, key]:
+            self._replays[source, gateway, key] -= 1
+        elif row.first != expected:
+            raise Violation("index", f"{source} sends {key} from {row.first}, {expected} is next")
+        self._next[source, gateway, key] = row.first + len(row.ids)
+
+    def _nobody_waits_for_nothing(self, router: RouterActor, address: Address) -> None:
+        first = router._queue.first()
+        if first is None or not router.ready():
+            return
+        decode = [worker for worker in router._decode.values() if not worker.reserve] or list(router._decode.values())
+        idle = all(not worker.placed and not worker.withheld for worker in decode)
+        if idle:
+            raise Violation("waiter forgotten", f"{address} keeps {first.admit.request_id} waiting though all workers are idle")
