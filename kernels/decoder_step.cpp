@@ -19,6 +19,7 @@
 #include <time.h>
 
 #include "block_push.h"
+#include "export.h"
 #include "simd.h"
 #include "thread_pool.h"
 

@@ -14,6 +14,7 @@
 
 #include <vector>
 
+#include "export.h"
 #include "simd.h"
 #include "weight_formats.h"
 

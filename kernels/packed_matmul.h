@@ -3,8 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#define RELAY_EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace relay {
 
 constexpr int GROUP = 16;      // output columns side by side: the lanes of a register

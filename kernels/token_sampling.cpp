@@ -10,6 +10,7 @@
 #include <functional>
 #include <numeric>
 
+#include "export.h"
 #include "simd.h"
 
 namespace relay {
@@ -297,3 +298,13 @@ int Sampler::pick(double uniform) {
 }
 
 }  // namespace relay
+
+// For tests and benchmarks: rows [n_rows, vocab_size].
+RELAY_EXPORT void relay_draw_rows(const float* rows, int n_rows, int vocab_size, const relay::Draw* draws, relay::Drawn* drawn) {
+    relay::Sampler sampler(vocab_size);
+    std::vector<float> logits(static_cast<size_t>(vocab_size) + 64);
+    for (int r = 0; r < n_rows; r++) {
+        std::copy_n(rows + static_cast<size_t>(r) * static_cast<size_t>(vocab_size), vocab_size, logits.begin());
+        sampler.draw(logits.data(), draws[r], drawn[r]);
+    }
+}

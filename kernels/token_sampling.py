@@ -9,6 +9,11 @@ distribution and within 1e-6 of the reference's.
 
 import ctypes
 
+import numpy as np
+from numpy.typing import NDArray
+
+from relay.kernels.cpp_library import library
+
 
 class Draw(ctypes.Structure):
     """As in token_sampling.h."""
@@ -45,3 +50,10 @@ class Drawn(ctypes.Structure):
         ("top_ids", ctypes.c_void_p),
         ("top", ctypes.c_void_p),
     )
+
+
+def draw_rows(logits: NDArray[np.float32], draws: "ctypes._Pointer[Draw]", drawn: "ctypes._Pointer[Drawn]") -> None:
+    """logits: float32 [rows, vocab_size], not changed; draws and drawn have as many entries. Token ids are not checked here."""
+    n_rows, vocab_size = logits.shape
+    rows = np.ascontiguousarray(logits, np.float32)
+    library().relay_draw_rows(ctypes.c_void_p(rows.ctypes.data), n_rows, vocab_size, draws, drawn)

@@ -9,6 +9,8 @@
 
 #include <cstring>
 
+#include "export.h"
+
 namespace relay {
 namespace {
 
