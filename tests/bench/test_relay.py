@@ -1,6 +1,7 @@
 """Our own server under load: what the client counts is what the server says."""
 
 import json
+import shlex
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -11,7 +12,7 @@ from tests.running import ROOT, running
 
 def test_relay_serves_a_measured_load(smollm2_path: Path, tmp_path: Path) -> None:
     saved = tmp_path / "requests.jsonl"
-    options = "--concurrency 2 --requests 2 --prompt-tokens 40 --output-tokens 3 --shared-prefix 32 --warmup 1 --json".split()
+    options = shlex.split("--concurrency 2 --requests 2 --prompt-tokens 40 --output-tokens 3 --shared-prefix 32 --warmup 1 --json")
     with running(ROOT / "configs" / "quickstart.yaml", tmp_path / "server") as server:
         result = CliRunner().invoke(bench, (server.url, *options, "--save-requests", str(saved)))
         assert result.exit_code == 0, result.output
