@@ -70,6 +70,7 @@ def _refuse_unserved(keys: Keys, row: Architecture) -> None:
     keys.expect("mlp_bias", False, "a network without it is served")
     keys.expect("use_bidirectional_attention", False, "causal attention is served")
     keys.expect("partial_rotary_factor", 1.0, "rope over the whole head is served")
+    keys.expect("rope_interleaved", False, "rope of half-split heads is served")
     keys.expect("decoder_sparse_step", 1, "experts in every layer are served")
     keys.expect("mlp_only_layers", [], "experts in every layer are served")
     if not row.capped:

@@ -43,6 +43,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _from_gguf(path: Path) -> Checkpoint:
     header = read_metadata(path)
+    n_parts = header.metadata.get("split.count", 1)
+    if n_parts != 1:
+        raise ModelError(f"{path}: it is one of {n_parts} parts of a model; make one file of them with llama.cpp's gguf-split --merge")
     source = GGUFFile(path, header)
 
     def divisors() -> tuple[float, ...]:

@@ -70,6 +70,21 @@ def test_every_place_in_a_tile_gives_the_same_bits(tiny: Weights) -> None:
         assert np.array_equal(pool.step(parts)[place], expected[39:])
 
 
+@pytest.mark.parametrize("heads", ["7/1/64", "10/1/128", "1/1/32", "14/2/16", "5/5/16", "18/2/16"])
+def test_any_number_of_heads_is_exact(heads: str) -> None:
+    """With one K/V head, operands of the batched products were views with other strides, which summed in another order."""
+    n_heads, n_kv_heads, head_dim = (int(part) for part in heads.split("/"))
+    weights = random_weights(msgspec.structs.replace(TINY, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_layers=1))
+    sequences = random_tokens(weights.spec, np.random.default_rng(14), [40, 17, 3])
+    torch.set_num_threads(1)
+    alone = [Pool(weights, 4, np.random.default_rng(15)).compute([tokens], (1,))[0][0] for tokens in sequences]
+    for n_threads in (1, 2):
+        torch.set_num_threads(n_threads)
+        together, _ = Pool(weights, 12, np.random.default_rng(n_threads)).compute(sequences, (1, 7, 40))
+        for logits, right in zip(together, alone, strict=True):
+            assert np.array_equal(logits, right)
+
+
 def test_threads_leave_the_bits_of_wide_rows_alone() -> None:
     """Wide enough that torch shares elementwise operations and reductions out to threads, at odd places."""
     wide = random_weights(

@@ -105,6 +105,7 @@ def test_what_families_take_for_granted_where_a_config_is_silent() -> None:
         ("gemma2", "hidden_activation", "gelu"),
         ("llama", "attention_bias", True),
         ("llama", "mlp_bias", True),
+        ("llama", "rope_interleaved", True),
         ("llama", "sliding_window", 512),
         ("llama", "final_logit_softcapping", 30.0),
         ("llama", "num_hidden_layers", "2"),

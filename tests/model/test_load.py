@@ -87,6 +87,16 @@ def test_an_index_that_is_damaged_or_leaves_the_folder_is_refused(tmp_path: Path
         read_spec(folder)
 
 
+def test_a_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m-00001-of-00003.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint16("split.count", 3)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    with pytest.raises(ModelError, match="one of 3 parts"):
+        read_spec(path)
+
+
 @pytest.mark.parametrize("config", ["", "{", "[]", "null", '{"model_type": "llama"}', '{"model_type": ["llama"]}', "\ud800"])
 def test_a_config_that_is_no_model_is_refused_with_its_path(tmp_path: Path, config: str) -> None:
     folder = tiny.changed("llama", tmp_path / "m")
