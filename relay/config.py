@@ -46,7 +46,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     write_timeout_s: Annotated[float, _doc("a client that takes nothing for so long is cancelled", gt=0)] = 60.0
     body_timeout_s: Annotated[float, _doc("the whole body must be there within this time", gt=0)] = 60.0
     keepalive_comment_s: Annotated[float, _doc("an SSE comment when a stream has been silent so long; 0 is never", ge=0)] = 10.0
-    max_attempts: Annotated[int, _doc("placements of one request that may fail without a new token in between", ge=1)] = 5
+    max_attempts: Annotated[int, _doc("placements of one request that may fail without a new token in between", ge=1)] = 16
     resume_grace_s: Annotated[float, _doc("a resumable stream that nobody reads goes on, and is remembered, for so long", ge=0)] = 60.0
     keep_ledgers: Annotated[int, _doc("ended requests whose ledger stays readable", ge=0)] = 4096
     default_max_tokens: Annotated[
@@ -94,6 +94,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     within_s: Annotated[float, _doc("window of `max_restarts`", gt=0)] = 60.0
     first_backoff_s: Annotated[float, _doc("wait before the first restart; doubles with each further death", ge=0)] = 0.05
     most_backoff_s: Annotated[float, _doc("longest wait before a restart", ge=0)] = 5.0
+    allow_faults: Annotated[bool, _doc("for chaos tests: POST /admin/faults kills, hangs, cuts and corrupts on demand")] = False
+    poison_token: Annotated[int | None, _doc("with allow_faults: a step that computes this token id kills its worker")] = None
     window: Annotated[int, _doc("messages one worker may have under way to one actor", ge=2)] = 4096
 
 

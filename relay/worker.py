@@ -6,7 +6,9 @@ This and `relay.serve` are the only places that know every actor. Imports are by
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -19,6 +21,9 @@ from relay.runtime.frames import Start
 from relay.runtime.host import Host, Hosted, run_host
 from relay.runtime.node import Context
 
+if TYPE_CHECKING:
+    from relay.faults import Faults
+
 _TASK = msgspec.msgpack.Decoder(Task)
 
 
@@ -26,13 +31,19 @@ def assemble(start: Start, fds: dict[str, int], host: Host) -> Hosted:
     """Load what the task needs, and say what runs. Takes as long as it takes: limits count from Ready."""
     task = _TASK.decode(start.payload)
     log.configure(start.worker, level=task.config.log.level)
+    faults = None
+    if task.config.runtime.allow_faults:
+        from relay.faults import Faults
+
+        faults = Faults(host)
     match task:
         case GatewayTask():
-            return _gateway(task, fds, host)
+            hosted = _gateway(task, fds, host)
         case RouterTask():
-            return _router(task)
+            hosted = _router(task)
         case EngineTask():
-            return _engine(task, fds, host)
+            hosted = _engine(task, fds, host, faults)
+    return hosted if faults is None else replace(hosted, on_ask=faults.listening(hosted.on_ask))
 
 
 def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
@@ -64,7 +75,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     if keys is not None:
         keys.start(must=host.start.epoch == 1)
     meter = Meter(quota, key_metrics)
-    routes = ServerRoutes(host.ask, records, served)
+    routes = ServerRoutes(host.ask, records, served, allow_faults=config.runtime.allow_faults)
     chat = ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter)
     completion = CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter)
     resume = ResumeRoute(host.ask, {"/v1/chat/completions": chat, "/v1/completions": completion})
@@ -139,7 +150,7 @@ def _router(task: RouterTask) -> Hosted:
     return Hosted(actors=actors, on_ask=on_ask)
 
 
-def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:
+def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults | None") -> Hosted:
     if task.affinity:
         os.sched_setaffinity(0, task.affinity)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch loads its OpenMP: two workers share cores, and a spinner starves the other
@@ -148,7 +159,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:
     from relay.actors.prefill import PrefillActor
     from relay.engine.board import StepBoard
     from relay.engine.metrics import EngineMetrics
-    from relay.engine.start import start_engine
+    from relay.engine.start import reference_compute, start_engine
     from relay.kv.book import BlockBook
     from relay.kv.memory import KVMemory
     from relay.kv.pools import Pools
@@ -159,7 +170,12 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host) -> Hosted:
     memory = KVMemory(task.layout, fds["kv"])
     memory.populate()
     book, metrics = BlockBook(task.layout.n_blocks, caching=task.config.engine.prefix_cache), EngineMetrics()
-    engine = start_engine(task.config.engine, Path(task.model_path), memory, book, StepBoard(fds["board"]), threads=task.threads)
+    compute = reference_compute(Path(task.model_path), memory, task.threads)
+    if faults is not None:
+        from relay.faults import FaultyRunner
+
+        compute = replace(compute, runner=FaultyRunner(compute.runner, faults, task.config.runtime.poison_token))
+    engine = start_engine(compute, task.config.engine, book, StepBoard(fds["board"]))
     engine.subscribe(metrics.on_report)
 
     def fd_of(address: Address) -> int | None:

@@ -14,11 +14,11 @@ LAYERS = (
     ("model", "engine"),
     ("actors",),
     ("http", "plan"),
-    ("bench",),
-    ("serve", "worker", "cli", "__main__"),
+    ("bench", "chaos"),
+    ("serve", "worker", "faults", "cli", "__main__"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
-SAME_ROW = {("engine", "model"), ("config", "errors"), ("cli", "serve"), ("__main__", "cli"), ("policy", "kv")}
+SAME_ROW = {("engine", "model"), ("config", "errors"), ("cli", "serve"), ("__main__", "cli"), ("policy", "kv"), ("worker", "faults")}
 
 
 def sources() -> list[tuple[str, Path]]:

@@ -6,6 +6,7 @@ import click
 
 from relay import __version__
 from relay.cli.bench import bench
+from relay.cli.chaos import chaos
 from relay.cli.chat import chat
 from relay.cli.check import check
 from relay.cli.keys import keys
@@ -23,6 +24,7 @@ cli.add_command(serve)
 cli.add_command(keys)
 cli.add_command(check)
 cli.add_command(chat)
+cli.add_command(chaos)
 cli.add_command(bench)
 
 

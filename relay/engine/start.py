@@ -1,6 +1,8 @@
 """From a model file and a pool to an engine that has computed once: weights, runner, warm-up, and what this machine can do at best."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,31 +22,46 @@ from relay.model.size import n_matrix_weights
 from relay.policy.batching import StepClock
 
 
-def start_engine(
-    config: EngineConfig, model_path: Path, memory: KVMemory, book: BlockBook, board: StepBoard, *, threads: int
-) -> EngineHost:
-    """Raises ModelError."""
+@dataclass(frozen=True)
+class Compute:
+    """A loaded runner, the least time that it could take for (rows, KV tokens), and what its thread has to do first."""
+
+    runner: Runner
+    floor_ns: Callable[[int, int], int]
+    on_thread_start: Callable[[], None]
+
+
+def reference_compute(model_path: Path, memory: KVMemory, threads: int) -> Compute:
+    """The torch runner. Raises ModelError."""
     torch.set_num_threads(threads)
     weights = load(model_path)
-    runner = ReferenceRunner(memory, weights)
     spec, layout = weights.spec, memory.layout
-    tile_ms = _warm_up(runner)
-    roofline = measure()
     cost = StepCost(
         weight_bytes=4 * n_matrix_weights(spec),
         flops_per_row=2 * n_matrix_weights(spec),
         kv_token_bytes=layout.block_bytes // layout.block_tokens,
     )
+    roofline = measure()
+    return Compute(
+        ReferenceRunner(memory, weights),
+        lambda n_rows, n_kv_tokens: cost.floor_ns(roofline, n_rows, n_kv_tokens),
+        lambda: torch.set_num_threads(threads),
+    )
+
+
+def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard) -> EngineHost:
+    """An engine that has computed, so that its first request finds everything warm."""
+    runner = compute.runner
     engine = Engine(
         runner,
         book,
-        StepClock(runner.tile_rows, config.max_step_ms, tile_ms),
+        StepClock(runner.tile_rows, config.max_step_ms, _warm_up(runner)),
         max_running=config.max_running,
         max_chunk_tokens=config.max_chunk_tokens,
-        floor_ns=lambda n_rows, n_kv_tokens: cost.floor_ns(roofline, n_rows, n_kv_tokens),
+        floor_ns=compute.floor_ns,
         board=board,
     )
-    return EngineHost(engine, max_running=config.max_running, on_thread_start=lambda: torch.set_num_threads(threads))
+    return EngineHost(engine, max_running=config.max_running, on_thread_start=compute.on_thread_start)
 
 
 def _warm_up(runner: Runner) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import trio
 
-from relay.errors import NotFound
+from relay.errors import Forbidden, InvalidRequest, NotFound
 from relay.http.exchange import Exchange
 from relay.http.generate import Served
 from relay.http.records import Question, Records, newest
@@ -23,7 +23,8 @@ Ask = Callable[[str, bytes, float], Awaitable[Answers]]
 class ServerRoutes:
     """`ask` reaches every worker; who does not answer in time is named, never left out in silence."""
 
-    def __init__(self, ask: Ask, records: Records, served: Served) -> None:
+    def __init__(self, ask: Ask, records: Records, served: Served, *, allow_faults: bool) -> None:
+        self._allow_faults = allow_faults
         self._ask, self._records, self._served = ask, records, served
         self.is_draining: Callable[[], bool] = lambda: False
 
@@ -38,6 +39,7 @@ class ServerRoutes:
             "GET /debug/kv": self.kv,
             "GET /admin/workers": self.workers,
             "POST /admin/workers/{name}/drain": self.drain_worker,
+            "POST /admin/faults": self.fault,
         }
 
     async def healthz(self, exchange: Exchange) -> None:
@@ -102,6 +104,16 @@ class ServerRoutes:
         answers = await self._ask("kv", b"", _ANSWER_WITHIN_S)
         pools = {worker: msgspec.json.decode(body) for worker, body in sorted(answers.answers.items())}
         await exchange.respond(200, msgspec.json.encode({"pools": pools, "silent": answers.silent}))
+
+    async def fault(self, exchange: Exchange) -> None:
+        """For chaos tests: arm a fault (`relay.faults`). Answers when it is armed."""
+        if not self._allow_faults:
+            raise Forbidden("this server's config does not say runtime.allow_faults")
+        body = await exchange.read_body(1 << 16, _ANSWER_WITHIN_S)
+        answers = await self._ask("fault", body, _ANSWER_WITHIN_S)
+        if b"armed" not in answers.answers.values():
+            raise InvalidRequest("no worker armed this fault; see `relay.faults` for what it may be")
+        await exchange.respond(202, b'{"armed":true}')
 
     async def workers(self, exchange: Exchange) -> None:
         """The process table: every worker's pid, epoch, restarts, state and last death."""

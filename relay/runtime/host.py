@@ -92,6 +92,10 @@ class Host:
         is told: map or duplicate one before the next await, and never keep the number. A mapping stays valid until it is unmapped."""
         return self._peers.fds(address)
 
+    def cut_links(self, seconds: float) -> None:
+        """For chaos tests."""
+        self._peers.cut(seconds)
+
     async def serve(self, assemble: "Assemble", fds: dict[str, int]) -> None:
         """Until drained. Raises what an actor raised, or trio.BrokenResourceError when the root is gone."""
         assembled = assemble(self.start, fds, self)

@@ -131,6 +131,10 @@ class Link:
         while not self._flushed.is_set():
             await self._flushed.wait()
 
+    def cut(self) -> None:
+        """Let go of the stream; it is for whoever carries the link to bring another."""
+        self._scope.cancel()
+
     def close(self) -> None:
         """The peer is dead and read to the end: carry nothing any more."""
         self.closed = True

@@ -9,6 +9,7 @@ the supervisor's word comes. Taking it for dead would be worse than slow: leases
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -44,6 +45,7 @@ class Node:
         self._early: dict[Address, list[Message]] = {}
         self._watchers: defaultdict[Address, dict[str, None]] = defaultdict(dict)  # dicts, not sets: their order is that of insertion
         self._untaken: dict[tuple[str, Address], None] = {}  # a Down that lies in a mailbox
+        self.on_taken: Callable[[Address, Message], None] | None = None  # chaos tests look at each message as its actor takes it
         self._owed: Counter[tuple[Life, Address]] = Counter()
 
     # --- for actors, by way of Context
@@ -173,6 +175,8 @@ class Node:
             self._links[home, to.epoch].deliver(to, message)
 
     def _taken(self, address: Address, origin: Life | None, message: Message) -> None:
+        if self.on_taken is not None:
+            self.on_taken(address, message)
         if isinstance(message, Down):
             self._untaken.pop((address.actor, message.address), None)
         if origin == (self.worker, self.epoch):

@@ -4,6 +4,7 @@ In: `up` and `down`, the supervisor's word. Out: the same to the node, and `Faul
 workers the one whose name sorts first connects. An end of file is never a death here: the link waits and is carried again.
 """
 
+import math
 import os
 import socket
 import struct
@@ -41,6 +42,7 @@ class Peers:
         self._fds: dict[Life, dict[str, int]] = {}
         self._homes: dict[Address, Life] = {}
         self._changed = trio.Event()
+        self._cut_until = -math.inf
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started once connections are accepted."""
@@ -78,6 +80,12 @@ class Peers:
     def fds(self, address: Address) -> dict[str, int]:
         return dict(self._fds.get(self._homes.get(address, ("", 0)), {}))
 
+    def cut(self, seconds: float) -> None:
+        """For chaos tests: break every link, and keep it broken for a while. Nothing is lost by it, only late."""
+        self._cut_until = trio.current_time() + seconds
+        for link in self._links.values():
+            link.cut()
+
     async def flushed(self) -> None:
         """Return once all that was posted is written to the peers' sockets."""
         for link in list(self._links.values()):
@@ -105,6 +113,7 @@ class Peers:
 
     async def _connect(self, link: Link) -> None:
         while not link.closed:
+            await trio.sleep_until(self._cut_until)
             try:
                 stream = await trio.open_unix_socket(self._path(link.worker, link.epoch))
             except OSError as error:
@@ -126,6 +135,7 @@ class Peers:
 
     async def _on_stream(self, stream: trio.SocketStream) -> None:
         async with stream:
+            await trio.sleep_until(self._cut_until)
             _, uid, _ = struct.unpack("3i", stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
             if uid != os.geteuid():
                 _log.warning("link_refused", uid=uid)

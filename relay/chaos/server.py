@@ -1,0 +1,144 @@
+"""The server under test: `relay serve` as a process of its own, with faults allowed, and what may be asked of it from outside."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from relay.errors import StartError
+
+_URL = re.compile(r"on (http://\S+), ")
+_RUNTIME = {"allow_faults": True, "max_restarts": 100_000, "first_backoff_s": 0.0, "hang_s": 2.0, "silent_s": 1.5}
+
+
+class ServerUnderTest:
+    """A context: started on a free port when entered, drained when left."""
+
+    def __init__(self, config: Path) -> None:
+        self._raw = yaml.safe_load(config.read_text(encoding="utf-8"))
+        self._raw["runtime"] = {**(self._raw.get("runtime") or {}), **_RUNTIME}
+        self._folder = tempfile.TemporaryDirectory(prefix="relay-chaos-")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def __enter__(self) -> "ServerUnderTest":
+        folder = Path(self._folder.name)
+        config = folder / "chaos.yaml"
+        config.write_text(yaml.safe_dump(self._raw), encoding="utf-8")
+        self._log_path = folder / "log"
+        with self._log_path.open("wb") as log:
+            command = [sys.executable, "-m", "relay", "serve", str(config), "--bind", "127.0.0.1:0"]
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, "TMPDIR": str(folder)}
+            )
+        deadline = time.monotonic() + 180
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise StartError(f"the server does not start: {self.log()[-2000:]}")
+            time.sleep(0.1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._folder.cleanup()
+
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """The process table."""
+        rows = self._get("/admin/workers")["workers"]
+        return {row["worker"]: row for row in rows}
+
+    def all_up(self) -> bool:
+        try:
+            return all(row["state"] == "up" for row in self.workers().values())
+        except OSError:
+            return False
+
+    def kill(self, worker: str, sig: signal.Signals = signal.SIGKILL) -> bool:
+        """Whether there was such a process."""
+        pid = self.workers()[worker]["pid"]
+        if pid is None:
+            return False
+        os.kill(pid, sig)
+        return True
+
+    def arm(self, worker: str, point: str, action: str, *, after: int = 1, seconds: float = 1.0) -> None:
+        fault = {"worker": worker, "point": point, "action": action, "after": after, "seconds": seconds}
+        request = urllib.request.Request(f"{self.url}/admin/faults", json.dumps(fault).encode(), method="POST")
+        urllib.request.urlopen(request, timeout=10).read()
+
+    def attempts(self, request_id: str) -> int:
+        """Of an ended request; 0 if its gateway has died since."""
+        try:
+            return int(self._get(f"/v1/requests/{request_id}/ledger")["attempts"])
+        except OSError:
+            return 0
+
+    def blocks_held(self) -> int:
+        """Blocks that are neither free nor cached, over all pools; -1 while a pool does not answer or does not add up."""
+        body = self._get("/debug/kv")
+        if body["silent"] or any(pool["problem"] for pool in body["pools"].values()):
+            return -1
+        return sum(pool["total"] - pool["free"] - pool["cached"] for pool in body["pools"].values())
+
+    def stray_processes(self) -> int:
+        """Processes of this server's session that the process table does not know."""
+        assert self._process is not None
+        known = {row["pid"] for row in self.workers().values()} | {self._process.pid}
+        strays = 0
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) not in known:
+                try:
+                    stat = (entry / "stat").read_text().rpartition(") ")[2].split()
+                except OSError:
+                    continue
+                strays += int(stat[3]) == self._process.pid and stat[0] != "Z"
+        return strays
+
+    def memory_bytes(self) -> int:
+        """Resident, private to the processes of the server (a shared pool counts once, as the root's)."""
+        total = 0
+        for row in self.workers().values():
+            try:
+                rollup = Path(f"/proc/{row['pid']}/smaps_rollup").read_text()
+            except OSError:
+                continue
+            total += sum(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Private_"))
+        return total
+
+    def _is_ready(self) -> bool:
+        if not self.url:
+            found = _URL.search(self.log())
+            if found is None:
+                return False
+            self.url = found[1]
+        try:
+            return self._get("/readyz")["status"] == "ready" and self.all_up()
+        except OSError:
+            return False
+
+    def _get(self, path: str) -> Any:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as response:
+                return json.loads(response.read())
+        except (urllib.error.HTTPError, ValueError) as error:
+            raise OSError(str(error)) from error

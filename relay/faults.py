@@ -1,0 +1,128 @@
+"""Faults on demand, for chaos tests: armed by a question to the whole server, struck in the process that they name.
+
+Only a server whose config says `runtime.allow_faults` listens. What decides or diagnoses cannot import this: it is known to the composition
+alone, as a tap on the messages that actors take and as a runner around the real one.
+"""
+
+import os
+import signal
+import threading
+from typing import Literal
+
+import msgspec
+import numpy as np
+import structlog
+
+from relay.engine.runner import Batch, Runner, StepResult
+from relay.kv.layout import KVLayout
+from relay.kv.memory import KVMemory
+from relay.messages import Address, Message
+from relay.runtime.asks import Handler
+from relay.runtime.host import Host
+
+log = structlog.get_logger()
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """`action` strikes `worker` when `point` has been reached `after` times from now.
+
+    point: `message:TYPE` when an actor takes such a message; `step` when a step begins, `layer` some milliseconds into it; `now`. action:
+    kill (SIGKILL), stop (SIGSTOP), cut (all links, for `seconds`), corrupt (one bit of what the next step pushes).
+    """
+
+    worker: str
+    point: str
+    action: Literal["kill", "stop", "cut", "corrupt"]
+    after: int = 1
+    seconds: float = 1.0
+
+
+FAULT = msgspec.json.Decoder(Fault)
+
+
+class Faults:
+    """The armed faults of one worker."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._armed: list[tuple[Fault, list[int]]] = []
+        self.corrupt_next = False
+        host.node.on_taken = self._on_taken
+
+    def listening(self, on_ask: Handler) -> Handler:
+        """The same answers, and questions of the kind `fault` arm one."""
+
+        async def answer(kind: str, body: bytes) -> bytes | None:
+            if kind == "fault":
+                return b"armed" if self.arm(FAULT.decode(body)) else None
+            return await on_ask(kind, body)
+
+        return answer
+
+    def arm(self, fault: Fault) -> bool:
+        """Whether it is for this worker."""
+        if fault.worker != self._host.start.worker:
+            return False
+        log.warning("fault armed", **msgspec.structs.asdict(fault))
+        if fault.point == "now":
+            self._strike(fault)
+        else:
+            self._armed.append((fault, [fault.after]))
+        return True
+
+    def reached(self, point: str) -> None:
+        """Called on whatever thread reaches it."""
+        for armed in list(self._armed):
+            fault, left = armed
+            if fault.point != point:
+                continue
+            left[0] -= 1
+            if left[0] == 0:
+                self._armed.remove(armed)
+                self._strike(fault)
+
+    def _on_taken(self, address: Address, message: Message) -> None:
+        if self._armed:
+            self.reached(f"message:{type(message).__name__}")
+
+    def _strike(self, fault: Fault) -> None:
+        match fault.action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "cut":
+                self._host.cut_links(fault.seconds)
+            case "corrupt":
+                self.corrupt_next = True
+
+
+class FaultyRunner:
+    """A runner that reaches the points `step` and `layer`, corrupts what it was told to, and dies of one token, each time."""
+
+    def __init__(self, runner: Runner, faults: Faults, poison_token: int | None) -> None:
+        self._runner, self._faults, self._poison_token = runner, faults, poison_token
+        self.memory: KVMemory = runner.memory
+        self.vocab_size, self.tile_rows, self.keep_logits = runner.vocab_size, runner.tile_rows, runner.keep_logits
+
+    @property
+    def layout(self) -> KVLayout:
+        return self._runner.layout
+
+    def step(self, batch: Batch) -> StepResult:
+        faults = self._faults
+        if self._poison_token is not None and self._poison_token in batch.tokens:
+            os.kill(os.getpid(), signal.SIGKILL)
+        faults.reached("step")
+        timer = threading.Timer(0.003, faults.reached, ("layer",))
+        timer.daemon = True
+        timer.start()
+        result = self._runner.step(batch)
+        timer.cancel()
+        if faults.corrupt_next:
+            for push in batch.pushes:
+                if len(push.target_blocks):
+                    faults.corrupt_next = False
+                    push.target.pages[0, 0, push.target_blocks[0], 0] ^= np.uint64(1)
+                    break
+        return result
