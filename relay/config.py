@@ -71,8 +71,17 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happens in one step of a prefill or decode worker."""
 
-    runner: Annotated[Literal["reference"], _doc("who computes: `reference` is torch with fixed tiles")] = "reference"
-    kv_dtype: Annotated[Literal["float32", "bfloat16"], _doc("type of the KV cache")] = "float32"
+    runner: Annotated[
+        Literal["auto", "native", "reference"],
+        _doc("who computes: `native` is C++ on the CPU, `reference` torch with fixed tiles; auto: native where it can be had"),
+    ] = "auto"
+    activations: Annotated[
+        Literal["a16", "a8"], _doc("native: inputs of matrices have 15 bits, or 8: less exact, and faster with many rows")
+    ] = "a16"
+    kv_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        _doc("type of the KV cache; auto: bfloat16 native, float32 reference; the reference knows no float16 and int8"),
+    ] = "auto"
     block_tokens: Annotated[int, _doc("tokens a KV block holds", ge=16, le=16)] = 16
     kv_memory_mib: Annotated[int, _doc("KV pool of each worker, unless the worker says otherwise", ge=1)] = 1024
     prefix_cache: Annotated[bool, _doc("keep KV of ended requests, to be found again by equal prefixes")] = True

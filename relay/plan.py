@@ -5,15 +5,19 @@ Nothing here is measured or allocated, so `relay check` can show all of it. Each
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from relay.config import ROLES, Config, Role, WorkerConfig
+from relay.engine.native.runner import native_layout
 from relay.errors import ConfigError
 from relay.kv.layout import KVLayout
 from relay.model.load import read_spec
 from relay.model.size import n_weights
 from relay.model.spec import ModelSpec
+
+Runner = Literal["native", "reference"]
 
 
 class GatewayTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -40,6 +44,7 @@ class EngineTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model_path: str
     actors: dict[Role, str]
     reserve: tuple[Role, ...]
+    runner: Runner
     layout: KVLayout
     threads: int
     affinity: tuple[int, ...]
@@ -62,10 +67,16 @@ class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole server. `weight_bytes` is what one engine worker holds of the model; `max_context` what a request can have here."""
+    """A whole server. `max_context` is what a request can have here.
+
+    runner: who computes, and `why` not the native kernels, if they might. weight_bytes: of the model, held once by all engine workers
+    together where `shares_weights`, and by each of them else.
+    """
 
     config: Config
     spec: ModelSpec
+    runner: Runner
+    why: str
     weight_bytes: int
     max_context: int
     workers: tuple[PlannedWorker, ...]
@@ -73,12 +84,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total_bytes(self) -> int:
         pools = [worker.pool.pool_bytes for worker in self.workers if worker.pool is not None]
-        return sum(pools) + self.weight_bytes * len(pools)
+        return sum(pools) + self.weight_bytes * (1 if self.shares_weights else len(pools))
+
+    @property
+    def shares_weights(self) -> bool:
+        return self.runner == "native"
 
 
-def make_plan(config: Config, model_path: Path, created: int) -> Plan:
-    """Raises ModelError for a model that is not served, ConfigError for a pool too small to serve with."""
+def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int | None, why: str) -> Plan:
+    """`packed_bytes` of the model as the native kernels have it; None, and `why`, if they cannot serve it.
+
+    Raises ModelError for a model that is not served, ConfigError for a pool too small to serve with.
+    """
     spec = read_spec(model_path)
+    runner: Runner = "reference" if packed_bytes is None else "native"
     engines: list[PlannedWorker] = []
     counts: dict[Role, int] = {}
     in_reserve = {role: sum(worker.count for worker in config.workers if role in worker.roles) for role in ROLES}
@@ -92,12 +111,13 @@ def make_plan(config: Config, model_path: Path, created: int) -> Plan:
             for role in reserve:
                 actors[role] = f"{role}/{in_reserve[role]}"
                 in_reserve[role] += 1
-            layout = _layout(config, worker, spec)
+            layout = _layout(config, worker, spec, runner)
             task = EngineTask(
                 config=config,
                 model_path=str(model_path),
                 actors=actors,
                 reserve=reserve,
+                runner=runner,
                 layout=layout,
                 threads=threads_of(worker),
                 affinity=worker.affinity,
@@ -119,7 +139,9 @@ def make_plan(config: Config, model_path: Path, created: int) -> Plan:
     return Plan(
         config=config,
         spec=spec,
-        weight_bytes=4 * n_weights(spec),
+        runner=runner,
+        why=why,
+        weight_bytes=4 * n_weights(spec) if packed_bytes is None else packed_bytes,
         max_context=max_context,
         workers=(*gateways, router, *engines),
     )
@@ -132,16 +154,22 @@ def threads_of(worker: WorkerConfig) -> int:
     return len(worker.affinity) or len(os.sched_getaffinity(0))
 
 
-def _layout(config: Config, worker: WorkerConfig, spec: ModelSpec) -> KVLayout:
+def _layout(config: Config, worker: WorkerConfig, spec: ModelSpec, runner: Runner) -> KVLayout:
     engine = config.engine
-    one = KVLayout(
-        n_layers=spec.n_layers,
-        n_kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        block_tokens=engine.block_tokens,
-        dtype=engine.kv_dtype,
-        n_blocks=1,
-    )
+    if runner == "native":
+        one = native_layout(spec, "bfloat16" if engine.kv_dtype == "auto" else engine.kv_dtype, 1)
+    else:
+        dtype = "float32" if engine.kv_dtype == "auto" else engine.kv_dtype
+        if dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"engine.kv_dtype is {dtype}, which the reference runner does not know; use float32 or bfloat16")
+        one = KVLayout(
+            n_layers=spec.n_layers,
+            n_kv_heads=spec.n_kv_heads,
+            head_dim=spec.head_dim,
+            block_tokens=engine.block_tokens,
+            dtype=dtype,
+            n_blocks=1,
+        )
     memory = (worker.kv_memory_mib or engine.kv_memory_mib) << 20
     n_blocks = memory // one.block_bytes
     if n_blocks < 2:

@@ -23,6 +23,7 @@ from relay.model.source import Progress, resolve
 from relay.plan import Plan, PlannedWorker, make_plan
 from relay.runtime.run_directory import run_directory
 from relay.runtime.supervisor import OnEvent, Supervisor, WorkerSpec
+from relay.weights import SharedWeights, estimate, pack
 
 WORKER_COMMAND = (sys.executable, "-m", "relay.worker")
 
@@ -48,6 +49,7 @@ class EngineMemory:
 
     name: str
     pool_bytes: int
+    weights_fd: int | None
     fds: dict[str, int] = field(default_factory=dict)
 
     def of_epoch(self, epoch: int) -> dict[str, int]:
@@ -57,17 +59,17 @@ class EngineMemory:
         self.fds = {}
         self.fds["kv"] = create(f"relay-kv-{self.name}-{epoch}", self.pool_bytes)
         self.fds["board"] = create(f"relay-board-{self.name}-{epoch}", BOARD_BYTES)
-        return self.fds
+        return self.fds if self.weights_fd is None else {**self.fds, "weights": self.weights_fd}
 
     def suspects(self) -> tuple[tuple[str, ...], bool]:
         """Whose step the last epoch died in."""
         return read_board(self.fds["board"]) if "board" in self.fds else ((), False)
 
 
-def worker_spec(worker: PlannedWorker, listen_fd: int) -> WorkerSpec:
+def worker_spec(worker: PlannedWorker, listen_fd: int, weights_fd: int | None) -> WorkerSpec:
     payload = msgspec.msgpack.encode(worker.task)
     if worker.pool is not None:
-        memory = EngineMemory(worker.name, worker.pool.pool_bytes)
+        memory = EngineMemory(worker.name, worker.pool.pool_bytes, weights_fd)
         return WorkerSpec(worker.name, payload, memory.of_epoch, share=("kv",), drain_rank=worker.drain_rank, suspects=memory.suspects)
     if worker.name.startswith("gateway-"):
         return WorkerSpec(worker.name, payload, lambda epoch: {"listen": listen_fd}, drain_rank=worker.drain_rank)
@@ -83,18 +85,28 @@ class Announcements:
     on_ready: Callable[[str], None]
 
 
-def fetch_and_plan(config: Config, progress: Progress) -> Plan:
-    """Raises StartError."""
+@dataclass(frozen=True)
+class Prepared:
+    """What a server is started from: its plan, and the packed weights where the native runner computes."""
+
+    plan: Plan
+    weights: SharedWeights
+
+
+def prepare(config: Config, progress: Progress, *, only_plan: bool = False) -> Prepared:
+    """Fetch the model and pack its weights (unless `only_plan`), which compiles the kernels the first time. Raises StartError."""
     path = resolve(config.model.source, sha256=config.model.sha256, progress=progress)
-    return make_plan(config, path, int(time.time()))
+    weights = estimate(config, path) if only_plan else pack(config, path)
+    return Prepared(make_plan(config, path, int(time.time()), weights.n_bytes, weights.note), weights)
 
 
-async def serve(plan: Plan, announce: Announcements, run_parent: Path | None = None) -> None:
+async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | None = None) -> None:
     """Serve until SIGINT or SIGTERM has drained everything. Raises StartError."""
+    plan = prepared.plan
     with listen(plan.config.gateway.bind) as sock, run_directory(run_parent or Path(tempfile.gettempdir())) as run_dir:
         url = _url(sock, plan.config.gateway.bind)
         announce.on_plan(plan, url)
-        specs = [worker_spec(worker, sock.fileno()) for worker in plan.workers]
+        specs = [worker_spec(worker, sock.fileno(), prepared.weights.fd) for worker in plan.workers]
         supervisor: Supervisor
 
         async def on_ask(kind: str, body: bytes) -> bytes | None:

@@ -22,7 +22,9 @@ from relay.runtime.host import Host, Hosted, run_host
 from relay.runtime.node import Context
 
 if TYPE_CHECKING:
+    from relay.engine.start import Compute
     from relay.faults import Faults
+    from relay.kv.memory import KVMemory
 
 _TASK = msgspec.msgpack.Decoder(Task)
 
@@ -153,13 +155,11 @@ def _router(task: RouterTask) -> Hosted:
 def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults | None") -> Hosted:
     if task.affinity:
         os.sched_setaffinity(0, task.affinity)
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch loads its OpenMP: two workers share cores, and a spinner starves the other
-
     from relay.actors.decode import DecodeActor
     from relay.actors.prefill import PrefillActor
     from relay.engine.board import StepBoard
     from relay.engine.metrics import EngineMetrics
-    from relay.engine.start import reference_compute, start_engine
+    from relay.engine.start import start_engine
     from relay.kv.book import BlockBook
     from relay.kv.memory import KVMemory
     from relay.kv.pools import Pools
@@ -170,7 +170,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     memory = KVMemory(task.layout, fds["kv"])
     memory.populate()
     book, metrics = BlockBook(task.layout.n_blocks, caching=task.config.engine.prefix_cache), EngineMetrics()
-    compute = reference_compute(Path(task.model_path), memory, task.threads)
+    compute = _compute(task, fds, memory)
     if faults is not None:
         from relay.faults import FaultyRunner
 
@@ -214,6 +214,19 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
 
     structlog.get_logger().info("engine loaded", actors=list(actors), blocks=task.layout.n_blocks, threads=task.threads)
     return Hosted(actors=actors, on_ask=on_ask, progress=engine.progress, on_drain=on_drain, background=[engine.run])
+
+
+def _compute(task: EngineTask, fds: dict[str, int], memory: "KVMemory") -> "Compute":
+    if task.runner == "native":
+        from relay.engine.native_compute import native_compute
+
+        compute = native_compute(memory, fds["weights"], threads=task.threads, activations=task.config.engine.activations)
+        os.close(fds["weights"])
+        return compute
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch loads its OpenMP: two workers share cores, and a spinner starves the other
+    from relay.engine.reference_compute import reference_compute
+
+    return reference_compute(Path(task.model_path), memory, task.threads)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rich.table import Table
 from relay import config as configuration
 from relay.cli.progress import model_progress
 from relay.plan import EngineTask, Plan
-from relay.serve import fetch_and_plan
+from relay.serve import prepare
 
 _MIB = 1 << 20
 
@@ -28,7 +28,7 @@ def check(config: Path | None, schema: bool) -> None:
     settings = configuration.load(config)
     console = Console(highlight=False)
     with model_progress(console) as progress:
-        plan = fetch_and_plan(settings, progress)
+        plan = prepare(settings, progress, only_plan=True).plan
     explain(plan, console)
 
 
@@ -38,6 +38,7 @@ def explain(plan: Plan, console: Console) -> None:
     console.print(
         f"model       {config.model.name}: {spec.architecture}, {spec.n_layers} layers, hidden {spec.hidden}, vocabulary {spec.vocab_size}"
     )
+    console.print(f"computes    by the {plan.runner} runner{f' ({plan.why})' if plan.why else ''}")
     console.print(f"contexts    up to {plan.max_context} tokens, prompt and answer together (the model was trained for {spec.max_context})")
     console.print(f"listens on  {config.gateway.bind}")
     console.print(f"placement   {config.router.placement}; at most {config.router.max_queue} requests wait")
@@ -50,11 +51,13 @@ def explain(plan: Plan, console: Console) -> None:
             layout = worker.task.layout
             row += [
                 str(worker.task.threads),
-                f"{plan.weight_bytes / _MIB:.0f}",
+                "shared" if plan.shares_weights else f"{plan.weight_bytes / _MIB:.0f}",
                 f"{layout.pool_bytes / _MIB:.0f}",
                 str(layout.n_blocks * layout.block_tokens),
                 str(config.engine.max_running),
             ]
         table.add_row(*row)
     console.print(table)
-    console.print(f"memory      {plan.total_bytes / _MIB:.0f} MiB of weights and KV in all, beside what Python and torch take themselves")
+    if plan.shares_weights:
+        console.print(f"weights     {plan.weight_bytes / _MIB:.0f} MiB, packed once and shared by all engine workers")
+    console.print(f"memory      {plan.total_bytes / _MIB:.0f} MiB of weights and KV in all, beside what the processes take themselves")

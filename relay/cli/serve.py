@@ -14,7 +14,7 @@ from relay import log
 from relay.cli.progress import model_progress
 from relay.errors import StartError
 from relay.plan import Plan
-from relay.serve import Announcements, fetch_and_plan
+from relay.serve import Announcements, prepare
 from relay.serve import serve as run_server
 
 
@@ -30,10 +30,10 @@ def serve(config: Path, bind: str | None) -> None:
     console = Console(stderr=False, highlight=False, soft_wrap=True)
     log.configure("root", level="warning" if console.is_terminal else settings.log.level)
     with model_progress(console) as progress:
-        plan = fetch_and_plan(settings, progress)
+        prepared = prepare(settings, progress)
     printer = _Printer(console)
     try:
-        trio.run(run_server, plan, Announcements(printer.on_event, printer.on_plan, printer.on_ready))
+        trio.run(run_server, prepared, Announcements(printer.on_event, printer.on_plan, printer.on_ready))
     except* StartError as group:
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):
@@ -54,6 +54,7 @@ class _Printer:
             f"RelayServe: {self._model} on {url}, {len(plan.workers)} processes, contexts up to {plan.max_context} tokens, "
             f"{plan.total_bytes / (1 << 20):.0f} MiB for {pools} engine worker(s)"
         )
+        self._console.print(f"  computing by the {plan.runner} runner: {plan.why}", markup=False)
         for worker in plan.workers:
             pool = f", KV pool {worker.pool.pool_bytes / (1 << 20):.0f} MiB" if worker.pool else ""
             self._console.print(f"  {worker.name:<12} {', '.join(worker.actors)}{pool}", markup=False)

@@ -1,25 +1,20 @@
-"""From a model file and a pool to an engine that has computed once: weights, runner, warm-up, and what this machine can do at best."""
+"""From a loaded runner to an engine that has computed once and knows what its steps cost. Imports no torch."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from relay.config import EngineConfig
 from relay.engine.board import StepBoard
 from relay.engine.engine import Engine
 from relay.engine.host import EngineHost
-from relay.engine.reference_runner import ReferenceRunner
-from relay.engine.roofline import StepCost, measure
 from relay.engine.runner import Batch, Runner
 from relay.kv.book import BlockBook
-from relay.kv.memory import KVMemory
-from relay.model.load import load
-from relay.model.size import n_matrix_weights
 from relay.policy.batching import StepClock
+
+MANY_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -31,31 +26,15 @@ class Compute:
     on_thread_start: Callable[[], None]
 
 
-def reference_compute(model_path: Path, memory: KVMemory, threads: int) -> Compute:
-    """The torch runner. Raises ModelError."""
-    torch.set_num_threads(threads)
-    weights = load(model_path)
-    spec, layout = weights.spec, memory.layout
-    cost = StepCost(
-        weight_bytes=4 * n_matrix_weights(spec),
-        flops_per_row=2 * n_matrix_weights(spec),
-        kv_token_bytes=layout.block_bytes // layout.block_tokens,
-    )
-    roofline = measure()
-    return Compute(
-        ReferenceRunner(memory, weights),
-        lambda n_rows, n_kv_tokens: cost.floor_ns(roofline, n_rows, n_kv_tokens),
-        lambda: torch.set_num_threads(threads),
-    )
-
-
 def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard) -> EngineHost:
     """An engine that has computed, so that its first request finds everything warm."""
     runner = compute.runner
+    few, many = _step_ms(runner, 1), _step_ms(runner, MANY_ROWS)
+    tile_ms = max((many - few) / max(1, MANY_ROWS // runner.tile_rows - 1), 1e-3)
     engine = Engine(
         runner,
         book,
-        StepClock(runner.tile_rows, config.max_step_ms, _warm_up(runner)),
+        StepClock(runner.tile_rows, config.max_step_ms, tile_ms, max(few - tile_ms, 0.0)),
         max_running=config.max_running,
         max_chunk_tokens=config.max_chunk_tokens,
         floor_ns=compute.floor_ns,
@@ -64,16 +43,16 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
     return EngineHost(engine, max_running=config.max_running, on_thread_start=compute.on_thread_start)
 
 
-def _warm_up(runner: Runner) -> float:
-    """Milliseconds of a full tile; the first calls also build what libraries build lazily. Nobody holds a block yet."""
-    n_rows = min(runner.tile_rows, runner.layout.block_tokens)
-    nothing = np.empty(0, dtype=np.int32)
+def _step_ms(runner: Runner, n_rows: int) -> float:
+    """Milliseconds of a prompt's step; the first calls also build what libraries build lazily. Nobody holds a block yet."""
+    size = runner.layout.block_tokens
+    n_rows = min(n_rows, runner.layout.n_blocks * size)
     batch = Batch(
         np.zeros(n_rows, dtype=np.int32),
         np.arange(n_rows, dtype=np.int32),
         np.zeros(n_rows, dtype=np.int32),
-        np.zeros((1, 1), dtype=np.int32),
-        nothing,
+        np.arange(-(-n_rows // size), dtype=np.int32)[None],
+        np.empty(0, dtype=np.int32),
         (),
     )
     times = []

@@ -23,7 +23,7 @@ Ask = Callable[[str, bytes, float], Awaitable[Answers]]
 class ServerRoutes:
     """`ask` reaches every worker; who does not answer in time is named, never left out in silence."""
 
-    def __init__(self, ask: Ask, records: Records, served: Served, *, allow_faults: bool) -> None:
+    def __init__(self, ask: Ask, records: Records, served: Served, *, allow_faults: bool = False) -> None:
         self._allow_faults = allow_faults
         self._ask, self._records, self._served = ask, records, served
         self.is_draining: Callable[[], bool] = lambda: False

@@ -1,11 +1,15 @@
 """What goes into one step: every running sequence's next token, and as much of the waiting prompts as time allows. Pure.
 
 Prompts are taken first come, first served, in chunks; several may share a step, and the last one in gets what is left. With anything
-waiting, a step has room for half a tile of prompt at least, so that a full decode batch cannot starve it.
+waiting, a step has room for some rows of prompt at least, so that a full decode batch cannot starve it.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
+
+LEAST_PROMPT_ROWS = 8
+LEAST_BUDGET_ROWS = 16
+FEW_ROWS = 16  # up to so many a step is small: mostly, it waits for the weights
 
 
 class Chunk(NamedTuple):
@@ -20,7 +24,8 @@ def plan_chunks(lengths: Iterable[int], n_decode_rows: int, budget_rows: int, ti
 
     Rows come in tiles: those that a partly filled tile leaves over are free, and are used.
     """
-    tiles = max(budget_rows // tile_rows, -(-(n_decode_rows + tile_rows // 2) // tile_rows))
+    least = max(tile_rows // 2, LEAST_PROMPT_ROWS)
+    tiles = max(budget_rows // tile_rows, -(-(n_decode_rows + least) // tile_rows))
     room = min(tiles * tile_rows - n_decode_rows, max_chunk_tokens)
     chunks = []
     for index, length in enumerate(lengths):
@@ -32,23 +37,46 @@ def plan_chunks(lengths: Iterable[int], n_decode_rows: int, budget_rows: int, ti
     return chunks
 
 
-class StepClock:
-    """What a tile of rows costs on this machine, learnt as it runs: an exponential mean of milliseconds per tile."""
+class _Anchor:
+    """The usual step of a kind: exponential means of its tiles and milliseconds."""
 
-    def __init__(self, tile_rows: int, max_step_ms: float, first_tile_ms: float) -> None:
+    def __init__(self, tiles: float, ms: float) -> None:
+        self.tiles, self.ms = tiles, ms
+
+    def saw(self, tiles: int, ms: float) -> None:
+        self.tiles += 0.1 * (tiles - self.tiles)
+        self.ms += 0.1 * (ms - self.ms)
+
+
+class StepClock:
+    """What steps cost on this machine, learnt as it runs: a line through the usual small step and the usual large one.
+
+    A step of few rows waits for the weights, whatever their number; one of many computes. So there is a part for any step, and one a tile.
+    """
+
+    def __init__(self, tile_rows: int, max_step_ms: float, tile_ms: float, fixed_ms: float = 0.0) -> None:
         self._tile_rows, self._max_step_ms = tile_rows, max_step_ms
-        self.tile_ms = first_tile_ms
+        many = self.tiles(2 * FEW_ROWS)
+        self._few, self._many = _Anchor(1, fixed_ms + tile_ms), _Anchor(many, fixed_ms + tile_ms * many)
 
     def ran(self, n_rows: int, ms: float) -> None:
         """A step of `n_rows` took `ms`."""
-        self.tile_ms += 0.1 * (ms / self.tiles(n_rows) - self.tile_ms)
+        (self._few if n_rows <= FEW_ROWS else self._many).saw(self.tiles(n_rows), ms)
 
     def tiles(self, n_rows: int) -> int:
         return max(1, -(-n_rows // self._tile_rows))
 
     def predict_ms(self, n_rows: int) -> float:
-        return self.tile_ms * self.tiles(n_rows) if n_rows else 0.0
+        fixed_ms, tile_ms = self._line()
+        return fixed_ms + tile_ms * self.tiles(n_rows) if n_rows else 0.0
 
     def budget_rows(self) -> int:
-        """Rows that fit into `max_step_ms`, one tile at least."""
-        return max(1, int(self._max_step_ms / self.tile_ms)) * self._tile_rows
+        """Rows that fit into `max_step_ms`, sixteen and a tile at least."""
+        fixed_ms, tile_ms = self._line()
+        tiles = max(1, int((self._max_step_ms - fixed_ms) / tile_ms))
+        return max(tiles * self._tile_rows, LEAST_BUDGET_ROWS)
+
+    def _line(self) -> tuple[float, float]:
+        few, many = self._few, self._many
+        tile_ms = max((many.ms - few.ms) / max(many.tiles - few.tiles, 1e-9), 0.01 * many.ms / many.tiles, 1e-6)
+        return max(few.ms - tile_ms * few.tiles, 0.0), tile_ms

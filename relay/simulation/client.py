@@ -54,7 +54,7 @@ class Client:
             connection = resumed
         for each in self.connections:
             await each.done.wait()
-        self.outcome = self.lost_because and "lost" or connection.outcome
+        self.outcome = (self.lost_because and "lost") or connection.outcome
 
     async def _reach(self, name: str) -> "Life | None":
         """A gateway that takes the connection; the one of this name, or any. It may take a while."""

@@ -102,7 +102,9 @@ def _requests(value: Any, depth: int = 0) -> Iterator[str]:
     if isinstance(value, dict):
         for key, inner in value.items():
             text = str(key)
-            if any(part.strip("'() ").split("/")[0][:1] == "r" and part.strip("'() ").split("/")[0][1:].isdigit() for part in text.split(",")):
+            if any(
+                part.strip("'() ").split("/")[0][:1] == "r" and part.strip("'() ").split("/")[0][1:].isdigit() for part in text.split(",")
+            ):
                 yield text
             yield from _requests(inner, depth + 1)
 

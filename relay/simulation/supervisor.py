@@ -67,9 +67,7 @@ class Supervisor:
     def reap(self, life: Life, reason: str, suspects: tuple[str, ...], lone: bool) -> None:
         """It has just died."""
         self.n_deaths += 1
-        frame = WorkerDown(
-            worker=life.name, epoch=life.epoch, actors=tuple(life.plan.actors), reason=reason, suspects=suspects, lone=lone
-        )
+        frame = WorkerDown(worker=life.name, epoch=life.epoch, actors=tuple(life.plan.actors), reason=reason, suspects=suspects, lone=lone)
         pace = self._world.scenario.pace
         self._world.agenda.after(pace.detect_s * self._draw.random(), lambda: self._reaped(life, frame))
 
@@ -86,7 +84,9 @@ class Supervisor:
     def _start(self, member: Member) -> None:
         member.epoch += 1
         member.life, member.told_until = Life(self._world, member.plan, member.epoch), 0.0
-        self._world.agenda.after(self._world.scenario.pace.load_s * self._draw.random(), lambda: self._world.nursery.start_soon(member.life.live))
+        self._world.agenda.after(
+            self._world.scenario.pace.load_s * self._draw.random(), lambda: self._world.nursery.start_soon(member.life.live)
+        )
 
     def _tell_up(self, to: Member, other: Life) -> None:
         self._tell(to, lambda life: life.hear_up(other))

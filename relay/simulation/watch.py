@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from relay.actors.decode import DecodeActor
 from relay.actors.router import RouterActor
+from relay.clock import now_ns
 from relay.engine.engine import Step
 from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
-from relay.clock import now_ns
 from relay.messages import (
     Address,
     Cancel,
@@ -167,7 +167,9 @@ class Watch:
                 raise Violation("write without a lease", f"{writer} writes for {key} of {decode} after it gave the lease back")
             wrong = [block for block in blocks if block not in lease.blocks]
             if wrong:
-                raise Violation("write without a lease", f"{writer} writes blocks {wrong} for {key} of {decode}, which are not in the lease")
+                raise Violation(
+                    "write without a lease", f"{writer} writes blocks {wrong} for {key} of {decode}, which are not in the lease"
+                )
             return
         raise Violation("write without a lease", f"{writer} writes for {key} into {owner}, and no lease was given")
 

@@ -46,7 +46,8 @@ def all_up(server: RunningServer) -> bool:
 
 
 def pid_of(server: RunningServer, worker: str) -> int:
-    return next(row["pid"] for row in processes(server) if row["worker"] == worker)
+    pid: int = next(row["pid"] for row in processes(server) if row["worker"] == worker)
+    return pid
 
 
 class Reader:
@@ -204,7 +205,13 @@ def test_a_resumable_stream_goes_on_where_its_client_stopped_reading(
         return found if found.status == 200 else None
 
     rest: list[Reader] = []
-    until(lambda: bool(rest.append(found) or rest if (found := resumed()) else False), 60, lambda: server.log()[-3000:])
+
+    def has_rest() -> bool:
+        found = resumed()
+        rest.extend([found] if found is not None else [])
+        return bool(rest)
+
+    until(has_rest, 60, lambda: server.log()[-3000:])
     assert rest[0].done, rest[0].error
     if not more:
         assert reader.text + rest[0].text == whole.text == undisturbed

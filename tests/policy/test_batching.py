@@ -28,7 +28,23 @@ def test_the_clock_sizes_steps_by_what_tiles_cost() -> None:
     clock = StepClock(16, 50.0, 10.0)
     assert clock.budget_rows() == 80
     for _ in range(200):
+        clock.ran(10, 25.0)
         clock.ran(32, 50.0)
     assert clock.budget_rows() == 32
     assert round(clock.predict_ms(17)) == 50
     assert StepClock(16, 50.0, 400.0).budget_rows() == 16
+
+
+def test_what_a_step_costs_whatever_its_rows_is_learnt_apart() -> None:
+    """Decode waits for the weights: 4 ms for one row, and 0.5 ms for each of many."""
+    clock = StepClock(1, 50.0, 1.0, 1.0)
+    for _ in range(300):
+        clock.ran(1, 4.5)
+        clock.ran(90, 49.0)
+    assert round(clock.predict_ms(1), 1) == 4.5
+    assert round(clock.predict_ms(90)) == 49
+    assert 80 <= clock.budget_rows() <= 95
+
+
+def test_without_tiles_a_full_decode_batch_still_leaves_prompts_some_rows() -> None:
+    assert plan_chunks([100], 64, 60, 1, 512) == [(0, 8)]

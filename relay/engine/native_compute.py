@@ -1,0 +1,65 @@
+"""The native runner, mapped and ready: what `relay.engine.start` needs of it, with the floor of a step measured on this machine.
+
+No torch is imported here: a worker starts in a fraction of a second.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+
+from relay.engine.native.runner import NativeRunner
+from relay.engine.runner import Batch
+from relay.engine.start import Compute
+from relay.kv.memory import KVMemory
+
+_PROBE_ROWS = 64
+
+
+def native_compute(memory: KVMemory, weights_fd: int, *, threads: int, activations: Literal["a16", "a8"]) -> Compute:
+    """The descriptor stays the caller's. Raises ModelError, KernelsUnavailable."""
+    runner = NativeRunner(memory, weights_fd, threads=threads, activations=activations)
+    weight_bytes = runner.mapping.size
+    bytes_per_s = _bandwidth(runner, threads)
+    row_ns = _row_ns(runner)
+    kv_token_bytes = memory.layout.block_bytes // memory.layout.block_tokens
+
+    def floor_ns(n_rows: int, n_kv_tokens: int) -> int:
+        moving = 1e9 * (weight_bytes + kv_token_bytes * n_kv_tokens) / bytes_per_s
+        return int(max(moving, row_ns * n_rows))
+
+    return Compute(runner, floor_ns, lambda: None)
+
+
+def _bandwidth(runner: NativeRunner, threads: int) -> float:
+    """Bytes per second of reading the packed weights themselves, on as many threads as compute; the best of three."""
+    words = runner.mapping.data[: runner.mapping.size // 8 * 8].view(np.uint64)
+    parts = np.array_split(words, threads)
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(3):
+            started = time.perf_counter()
+            list(pool.map(np.bitwise_xor.reduce, parts))
+            best = min(best, time.perf_counter() - started)
+    return words.nbytes / best
+
+
+def _row_ns(runner: NativeRunner) -> float:
+    """Nanoseconds of a row among many, where arithmetic is the limit; the best of three steps without history."""
+    size = runner.layout.block_tokens
+    n_rows = min(_PROBE_ROWS, runner.layout.n_blocks * size)
+    batch = Batch(
+        np.zeros(n_rows, dtype=np.int32),
+        np.arange(n_rows, dtype=np.int32),
+        np.zeros(n_rows, dtype=np.int32),
+        np.arange(-(-n_rows // size), dtype=np.int32)[None],
+        np.empty(0, dtype=np.int32),
+        (),
+    )
+    best = float("inf")
+    for _ in range(3):
+        started = time.perf_counter_ns()
+        runner.step(batch)
+        best = min(best, time.perf_counter_ns() - started)
+    return best / n_rows
