@@ -53,7 +53,10 @@ def test_chat_streams_what_it_answers_whole(client: openai.OpenAI) -> None:
     assert [chunk.choices[0].delta.role for chunk in chunks if chunk.choices and chunk.choices[0].delta.role] == ["assistant"]
     finishes = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
     assert finishes == [whole.choices[0].finish_reason]
-    assert chunks[-1].usage == whole.usage
+    told, asked = chunks[-1].usage, whole.usage
+    assert told is not None
+    assert asked is not None
+    assert (told.prompt_tokens, told.completion_tokens) == (asked.prompt_tokens, asked.completion_tokens)
     assert len({chunk.id for chunk in chunks}) == 1
 
 
