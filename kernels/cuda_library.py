@@ -1,0 +1,107 @@
+"""What launches the kernels of this room's .cu files: on the GPU through CuPy, and in tests on the emulator, by the same call.
+
+    CUDA.launch(Launch(program, "paged_decode"), grid, block, arguments, shared)
+
+The only place that imports CuPy. A program is a cubin that was built before (`cuda_compiler.build`), else CuPy's NVRTC compiles it once. A
+launch goes to torch's current stream, allocates nothing and waits for nothing; the first one of a kernel loads it, so it must come before a
+graph is captured. Under capture scalars are baked in; what changes between replays lies in device tensors. One device per process.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relay.errors import KernelsUnavailable
+from relay.kernels.cuda_compiler import Program, architecture_for, cubin_path
+
+Argument = Tensor | np.generic | None
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel of a program."""
+
+    program: Program
+    kernel: str
+
+
+class Device(Protocol):
+    """Where kernels run."""
+
+    @property
+    def type(self) -> str:
+        """Of the torch tensors that it takes."""
+        ...
+
+    def launch(self, what: Launch, grid: Grid, block: int, arguments: Sequence[Argument], shared: int = 0) -> None:
+        """arguments: tensors (by address; None is null) and numpy scalars of the kernel's types. shared: bytes of dynamic memory."""
+        ...
+
+
+class CudaDevice:
+    """The GPU of this process."""
+
+    def __init__(self) -> None:
+        self._functions: dict[tuple[Launch, int], Any] = {}
+        self._streams: dict[int, Any] = {}
+
+    @property
+    def type(self) -> str:
+        return "cuda"
+
+    def launch(self, what: Launch, grid: Grid, block: int, arguments: Sequence[Argument], shared: int = 0) -> None:
+        """Raises KernelsUnavailable where there is no CuPy or no device for it."""
+        function = self._functions.get((what, shared))
+        if function is None:
+            function = self._functions[what, shared] = _load(what, shared)
+        address = torch.cuda.current_stream().cuda_stream
+        stream = self._streams.get(address)
+        if stream is None:
+            stream = self._streams[address] = _cupy().cuda.ExternalStream(address)
+        with stream:
+            function(grid, (block, 1, 1), tuple(_packed(a) for a in arguments), shared_mem=shared)
+
+
+def _packed(argument: Argument) -> np.generic:
+    if isinstance(argument, Tensor):
+        return np.uint64(argument.data_ptr())
+    return np.uint64(0) if argument is None else argument
+
+
+@functools.cache
+def _cupy() -> Any:
+    try:
+        import cupy
+
+        cupy.cuda.Device().compute_capability  # noqa: B018  raises where there is no device
+    except Exception as error:  # CuPy's own, ImportError, or of a library that is not there
+        raise KernelsUnavailable(f"the CUDA kernels need CuPy and an NVIDIA GPU; CuPy says: {error}") from error
+    return cupy
+
+
+@functools.cache
+def _module(program: Program) -> Any:
+    cupy = _cupy()
+    capability = cupy.cuda.Device().compute_capability
+    architecture = architecture_for(int(capability[:-1]), int(capability[-1]))
+    if architecture is not None:
+        cubin = cubin_path(program, architecture)
+        if cubin.exists():
+            return cupy.RawModule(path=str(cubin))
+    return cupy.RawModule(code=program.path.read_text(), options=program.flags, backend="nvrtc")
+
+
+def _load(what: Launch, shared: int) -> Any:
+    function = _module(what.program).get_function(what.kernel)
+    if shared > 48 * 1024:
+        function.max_dynamic_shared_size_bytes = shared
+    return function
+
+
+CUDA: Final[Device] = CudaDevice()
