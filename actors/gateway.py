@@ -144,9 +144,7 @@ class GatewayActor:
         if flight.resumable is None or flight.decode is None or flight.ended:
             self.close(flight, reason)
         elif self._remove(flight):
-            self._context.post(
-                flight.decode, Detach(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address)
-            )
+            self._context.post(flight.decode, Detach(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address))
 
     def take_over(self, flight: Flight, decode: Address) -> None:
         """Continue a flight that another gateway began: its decode worker will tell all tokens from the first on."""

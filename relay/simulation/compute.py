@@ -88,7 +88,7 @@ class SimulatedCompute:
         n_rows, draw = len(batch.tokens), self._draw
         n_tiles = -(-n_rows // self._runner.tile_rows)
         length_s = n_tiles * self._life.world.scenario.pace.tile_ms / 1000 * draw.choice((0.7, 1.0, 1.0, 3.0))
-        ends = sorted({draw.randint(1, n_rows), n_rows}) if draw.random() < 0.5 else [n_rows]
+        ends = list(dict.fromkeys((draw.randint(1, n_rows), n_rows))) if draw.random() < 0.5 else [n_rows]
         first = 0
         for last in ends:
             await self._passes(length_s * (last - first) / n_rows)

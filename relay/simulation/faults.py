@@ -6,6 +6,7 @@ never comes does not happen.
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -59,7 +60,7 @@ class Faults:
             if fault.point:
                 self._waiting.setdefault(fault.point, []).append(fault)
             else:
-                world.agenda.after(fault.at_s, lambda fault=fault: self._strike_worker(fault))  # type: ignore[misc]
+                world.agenda.after(fault.at_s, partial(self._strike_worker, fault))
 
     def reached(self, point: str, life: "Life") -> None:
         waiting = self._waiting.get(point)

@@ -3,6 +3,7 @@
 `problems` is asked again and again until it finds none or time is up, so it may see a run that has not come to rest.
 """
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from relay.simulation.world import World
 
 Problem = tuple[str, str]
+_REQUEST = re.compile(r"r\d+(/\d+)?")
 _MAY_REMEMBER = ("_tombstones", "_lengths")
 
 
@@ -96,16 +98,12 @@ def _of_actors(life: Life) -> Iterator[Problem]:
 
 
 def _requests(value: Any, depth: int = 0) -> Iterator[str]:
-    """Keys that name a request, in a container of an actor."""
-    if depth > 2:
-        return
-    if isinstance(value, dict):
+    """Keys that name a request of ours (`r7`, `r7/1`), in a container of an actor."""
+    if isinstance(value, dict) and depth <= 2:
         for key, inner in value.items():
-            text = str(key)
-            if any(
-                part.strip("'() ").split("/")[0][:1] == "r" and part.strip("'() ").split("/")[0][1:].isdigit() for part in text.split(",")
-            ):
-                yield text
+            parts = key if isinstance(key, tuple) else (key,)
+            if any(isinstance(part, str) and _REQUEST.fullmatch(part) for part in parts):
+                yield str(key)
             yield from _requests(inner, depth + 1)
 
 

@@ -237,7 +237,7 @@ class SimulatedContext(Context):
     def __init__(self, life: Life, real: Context) -> None:
         super().__init__(life.node, real.address, SimulatedInbox(life, real.address, real.inbox))
         self._life, self._real = life, real
-        self.post, self.offer, self.send = self._post, self._offer, self._send  # type: ignore[method-assign]
+        self.post, self.offer, self.send = self._post, self._offer, self._send
 
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)

@@ -4,7 +4,9 @@ As in `relay.runtime.supervisor`: a newcomer hears who is up and who was last do
 reaping. How long each of these takes is drawn, to 0 and far apart, so that an old life's end and a new one's start are told in all orders.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -36,7 +38,7 @@ class Supervisor:
 
     def start(self) -> None:
         for member in self.members.values():
-            self._world.agenda.after(member.plan.starts_s, lambda member=member: self._start(member))  # type: ignore[misc]
+            self._world.agenda.after(member.plan.starts_s, partial(self._start, member))
 
     def lives(self) -> list[Life]:
         """All that are up and alive."""
@@ -69,7 +71,7 @@ class Supervisor:
         self.n_deaths += 1
         frame = WorkerDown(worker=life.name, epoch=life.epoch, actors=tuple(life.plan.actors), reason=reason, suspects=suspects, lone=lone)
         pace = self._world.scenario.pace
-        self._world.agenda.after(pace.detect_s * self._draw.random(), lambda: self._reaped(life, frame))
+        self._world.agenda.after(pace.detect_s * self._draw.random(), partial(self._reaped, life, frame))
 
     def _reaped(self, life: Life, frame: WorkerDown) -> None:
         member = self.members[life.name]
@@ -79,14 +81,14 @@ class Supervisor:
             for other in self.members.values():
                 if other.life is not None and other.life.up and not other.life.dead:
                     self._tell_down(other, frame, life)
-        self._world.agenda.after(self._world.scenario.pace.backoff_s * self._draw.random(), lambda: self._start(member))
+        self._world.agenda.after(self._world.scenario.pace.backoff_s * self._draw.random(), partial(self._start, member))
 
     def _start(self, member: Member) -> None:
         member.epoch += 1
-        member.life, member.told_until = Life(self._world, member.plan, member.epoch), 0.0
-        self._world.agenda.after(
-            self._world.scenario.pace.load_s * self._draw.random(), lambda: self._world.nursery.start_soon(member.life.live)
-        )
+        life = member.life = Life(self._world, member.plan, member.epoch)
+        member.told_until = 0.0
+        load_s = self._world.scenario.pace.load_s * self._draw.random()
+        self._world.agenda.after(load_s, lambda: self._world.nursery.start_soon(life.live))
 
     def _tell_up(self, to: Member, other: Life) -> None:
         self._tell(to, lambda life: life.hear_up(other))
@@ -94,7 +96,7 @@ class Supervisor:
     def _tell_down(self, to: Member, frame: WorkerDown, other: Life) -> None:
         self._tell(to, lambda life: life.hear_down(frame, other))
 
-    def _tell(self, to: Member, say) -> None:
+    def _tell(self, to: Member, say: Callable[[Life], None]) -> None:
         """In order, each worker on its own road."""
         life = to.life
         assert life is not None

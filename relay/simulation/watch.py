@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relay.actors.decode import DecodeActor
+from relay.actors.gateway import GatewayActor
+from relay.actors.prefill import PrefillActor
 from relay.actors.router import RouterActor
 from relay.clock import now_ns
 from relay.engine.engine import Step
@@ -18,6 +20,8 @@ from relay.messages import (
     Cancel,
     Declined,
     Detach,
+    Displaced,
+    Down,
     Expect,
     Key,
     Left,
@@ -31,6 +35,7 @@ from relay.messages import (
     Row,
     Tokens,
 )
+from relay.simulation.memory import GuardedMemory
 from relay.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -54,9 +59,11 @@ class Watch:
         self._leases: dict[tuple[Address, Key], Lease] = {}
         self._cancelled: dict[tuple[Address, Key], None] = {}  # at this decode actor, handled
         self._revoked: dict[tuple[Address, Address, Key], None] = {}  # at this prefill actor, for this decode actor, handled
+        self._mourned: dict[tuple[Address, Address], None] = {}  # this prefill actor knows that decode actor to be dead
         self._placed: dict[tuple[Address, Key], Address] = {}  # by this router, with this decode actor
         self._routed_cancels: dict[tuple[Address, Key], None] = {}
         self._forwarded: dict[tuple[Address, Key], None] = {}
+        self._finished: dict[tuple[Address, str], None] = {}  # as this gateway was told
         self._next: dict[tuple[Address, Address, Key], int] = {}  # index of the next token that this decode actor sends to this gateway
         self._replays: Counter[tuple[Address, Address, Key]] = Counter()  # how often a row from the first token on is to come again
         self._first: dict[tuple[Address, Key], None] = {}  # first tokens that this prefill actor has sent to a gateway
@@ -75,6 +82,8 @@ class Watch:
                 self._leases[source, (message.request_id, message.attempt)] = Lease(to, dict.fromkeys(blocks))
             case Placed():
                 self._not_cancelled(source, (message.request_id, message.attempt), "says that it is placed")
+            case Displaced() if not message.lost and source.actor.startswith("decode/"):
+                self._not_cancelled(source, (message.request_id, message.attempt), "says that it is displaced")
             case Revoke():
                 lease = self._leases.get((source, (message.request_id, message.attempt)))
                 if lease is not None:
@@ -99,6 +108,7 @@ class Watch:
                 self._forwarded[source, (message.request_id, message.attempt)] = None
             case Detach():
                 self.n_endings_sent += 1
+                self._forwarded[source, (message.request_id, message.attempt)] = None
 
     def taken(self, life: "Life", address: Address, message: Message) -> None:
         if isinstance(message, Left | Declined):
@@ -128,6 +138,10 @@ class Watch:
                     raise Violation("cancel lost", f"{address} has not passed on the Cancel of {key} to {place}")
         elif isinstance(message, Revoke):
             self._revoked[address, message.decode, (message.request_id, message.attempt)] = None
+        elif isinstance(message, Down):
+            self._is_mourned(life, address, message.address)
+        elif isinstance(message, Placed | Tokens):
+            self._is_answered(life, address, message)
         if address.actor.startswith("router/"):
             router = life.actors[address.actor]
             assert isinstance(router, RouterActor)
@@ -145,10 +159,13 @@ class Watch:
             for address in life.addresses:
                 if sequence.side == "decode" and (address, sequence.key) in self._cancelled:
                     raise Violation("computed after its cancel", f"{address} computes {sequence.key} after its Cancel")
-                owner = sequence.target.memory.owner if sequence.target is not None else life
-                for decode in owner.addresses:
+                target = sequence.target.memory if sequence.target is not None else life.memory
+                assert isinstance(target, GuardedMemory)
+                for decode in target.owner.addresses:
                     if sequence.side == "prefill" and (address, decode, sequence.key) in self._revoked:
                         raise Violation("computed after its cancel", f"{address} computes {sequence.key} of {decode} after its Revoke")
+                    if (address, decode) in self._mourned:
+                        raise Violation("computed after its cancel", f"{address} computes {sequence.key} for {decode}, which is dead")
 
     def reported(self, life: "Life") -> None:
         problem = life.book.counts().audit()
@@ -167,9 +184,7 @@ class Watch:
                 raise Violation("write without a lease", f"{writer} writes for {key} of {decode} after it gave the lease back")
             wrong = [block for block in blocks if block not in lease.blocks]
             if wrong:
-                raise Violation(
-                    "write without a lease", f"{writer} writes blocks {wrong} for {key} of {decode}, which are not in the lease"
-                )
+                raise Violation("write without a lease", f"{writer} writes blocks {wrong} for {key} of {decode}, outside of its lease")
             return
         raise Violation("write without a lease", f"{writer} writes for {key} into {owner}, and no lease was given")
 
@@ -185,6 +200,33 @@ class Watch:
     def _not_cancelled(self, source: Address, key: Key, what: str) -> None:
         if (source, key) in self._cancelled:
             raise Violation("computed after its cancel", f"{source} {what}: {key}")
+
+    def _is_mourned(self, life: "Life", address: Address, dead: Address) -> None:
+        """Who knows of a death does nothing for the dead any more."""
+        actor = life.actors[address.actor]
+        if isinstance(actor, PrefillActor) and dead.actor.startswith("decode/"):
+            self._mourned[address, dead] = None
+        elif isinstance(actor, DecodeActor):
+            for key, entry in actor._entries.items():
+                if entry.gateway == dead and entry.state in ("leased", "running"):
+                    raise Violation("cancel lost", f"{address} goes on with {key} of {dead}, which is dead")
+
+    def _is_answered(self, life: "Life", address: Address, message: Placed | Tokens) -> None:
+        """Mail of an attempt that nobody waits for is answered with its Cancel, unless it has finished."""
+        gateway = life.actors[address.actor]
+        assert isinstance(gateway, GatewayActor)
+        if isinstance(message, Placed):
+            flight = gateway._flights.get(message.request_id)
+            stale = flight is None or flight.attempt != message.attempt or flight.decode != message.decode
+            keys = [(message.request_id, message.attempt)] if stale else []
+        else:
+            self._finished.update({(address, row.request_id): None for row in message.rows if row.finish})
+            rows = [row for row in message.rows if (address, row.request_id) not in self._finished]
+            flights = [(row, gateway._flights.get(row.request_id)) for row in rows if message.source.actor.startswith("decode/")]
+            keys = [(row.request_id, row.attempt) for row, flight in flights if flight is None or flight.attempt != row.attempt]
+        for key in keys:
+            if (address, key) not in self._forwarded:
+                raise Violation("cancel lost", f"{address} has mail of {key}, waits for none, and has not said so")
 
     def _is_revoked(self, life: "Life", address: Address, key: Key) -> None:
         lease = self._leases.get((address, key))

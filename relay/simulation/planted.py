@@ -1,0 +1,287 @@
+"""The bugs that can be planted: name to (module, text that occurs once in it, what stands there instead)."""
+
+Edit = tuple[str, str, str]
+
+_DECODE, _PREFILL, _GATEWAY, _ROUTER = (f"relay.actors.{name}" for name in ("decode", "prefill", "gateway", "router"))
+_ENGINE, _BOOK, _NODE, _LOG = "relay.engine.engine", "relay.kv.book", "relay.runtime.node", "relay.engine.token_log"
+_LIFE, _COMPUTE, _FAULTS = "relay.simulation.life", "relay.simulation.compute", "relay.simulation.faults"
+
+MUTANTS: dict[str, tuple[Edit, ...]] = {
+    # --- cancels
+    "decode loses a Cancel": (
+        (_DECODE, "            self._logs.close(key)\n            self._cancel(entry)\n", "            self._logs.close(key)\n"),
+    ),
+    "decode forgets the tombstone": ((_DECODE, "            self._tombstones.add(key)  #", "            pass  #"),),
+    "decode does not revoke a lease": (
+        (
+            _DECODE,
+            'if entry.state == "leased":\n            assert entry.prefill is not None',
+            "if False:\n            assert entry.prefill is not None",
+        ),
+    ),
+    "decode goes on for a dead gateway": (
+        (_DECODE, "            elif entry.gateway == address:\n                self._cancel(entry)\n", ""),
+    ),
+    "prefill goes on after Revoke": (
+        (
+            _PREFILL,
+            "        elif not job.revoked:\n            job.revoked = True\n            self._host.submit(Drop(job.sequence.id))",
+            "        elif not job.revoked:\n            job.revoked = True",
+        ),
+    ),
+    "prefill goes on for a dead decode worker": (
+        (
+            _PREFILL,
+            "            if key[0] == address and not job.revoked:\n                job.revoked = True\n"
+            "                self._host.submit(Drop(job.sequence.id))",
+            "            if key[0] == address and not job.revoked:\n                job.revoked = True",
+        ),
+    ),
+    "router loses a Cancel": ((_ROUTER, "            self._context.post(place.decode, message)\n", ""),),
+    "router places after a Cancel what it declined": (
+        (_ROUTER, "            self._places[key] = replace(place, admit=None)", "            pass"),
+    ),
+    "gateway does not cancel what it closes": (
+        (
+            _GATEWAY,
+            "        if self._remove(flight) and not flight.ended:\n            self._cancel(flight, reason)",
+            "        self._remove(flight)",
+        ),
+    ),
+    "gateway does not refuse stale mail": (
+        (
+            _GATEWAY,
+            '        self._on_event("stale")\n        self._context.post(\n            sender,',
+            '        self._on_event("stale")\n        return\n        self._context.post(\n            sender,',
+        ),
+    ),
+    # --- leases and blocks
+    "a block is freed while it is leased": (
+        (
+            _DECODE,
+            '            entry.state = "revoking"\n            self._book.quarantine(entry.leased)\n',
+            "            return self._drop(entry)\n",
+        ),
+    ),
+    "a revoked lease is kept when its writer dies": (
+        (
+            _DECODE,
+            'if entry.prefill == address and entry.state in ("leased", "revoking"):',
+            'if entry.prefill == address and entry.state == "leased":',
+        ),
+    ),
+    "a lease is returned before the engine lets go": (
+        (
+            _PREFILL,
+            "            job.revoked = True\n            self._host.submit(Drop(job.sequence.id))\n\n    def _on_down",
+            "            job.revoked = True\n            self._host.submit(Drop(job.sequence.id))\n"
+            "            self._context.post(message.decode, Returned(request_id=message.request_id, attempt=message.attempt))\n"
+            "\n    def _on_down",
+        ),
+    ),
+    "a lease is taken for filled before the last layer": (
+        (_COMPUTE, "for layer in range(self._runner.layout.n_layers):", "for layer in range(self._runner.layout.n_layers - 1):"),
+    ),
+    "the last block of a prompt is not pushed": (
+        (_ENGINE, "        done = n_computed == len(sequence.tokens)\n", "        done = False\n"),
+    ),
+    "checksums are not verified": ((_ENGINE, "        if n_checked == 0:\n", "        if True:\n"),),
+    "a pool is known by its actor, not by its epoch": (
+        (
+            "relay.kv.pools",
+            "        if address not in self._open:\n",
+            "        address = next((each for each in self._open if each.actor == address.actor), address)\n"
+            "        if address not in self._open:\n",
+        ),
+        ("relay.kv.pools", "        if self._open.get(address) is not self._own:\n", "        if False:\n"),
+    ),
+    "a shared block is freed by its first reader": (
+        (_BOOK, "                    if self._readers[block] > 0:\n", "                    if False:\n"),
+    ),
+    "a block is shared before it is full": (
+        (
+            _ENGINE,
+            "        while (sequence.n_published + 1) * size <= sequence.n_computed:",
+            "        while (sequence.n_published + 1) * size <= sequence.n_computed + 1:",
+        ),
+    ),
+    "an adopted block counts as free": (
+        (
+            _BOOK,
+            "                self._state[block], self._readers[block] = BlockState.RUNNING, 1\n",
+            "                self._state[block], self._readers[block] = BlockState.RUNNING, 1\n                self._free.append(block)\n",
+        ),
+    ),
+    "tokens are not compared on a hit, and keys collide": (
+        ("relay.kv.prefix", "digest_size=16, key=previous).digest()", "digest_size=16).digest()"),
+        (_BOOK, "                if held != tuple(tokens[i * len(held) : (i + 1) * len(held)]):\n                    break\n", ""),
+    ),
+    "what a preempted sequence needs is leased away": ((_BOOK, "if n + self._reserved <= len(self._free)", "if n <= len(self._free)"),),
+    # --- tokens
+    "the first token goes to the gateway only": (
+        (
+            _DECODE,
+            "        if first is None:\n            sequence, starts",
+            "        if first is not None or first is None:\n            sequence, starts",
+        ),
+    ),
+    "the first token goes to decode only": (
+        (_PREFILL, "        self._context.post(job.message.gateway, Tokens(source=self._context.address, rows=(row,)))\n", ""),
+    ),
+    "the first token is sent with every row": ((_DECODE, "        entry.first = None\n        return Row(", "        return Row("),),
+    "an attempt begins without the last token": (
+        (_GATEWAY, "            tokens=(*flight.prompt, *flight.ids),\n", "            tokens=(*flight.prompt, *flight.ids[:-1]),\n"),
+    ),
+    "two tasks send to one gateway": (
+        (
+            _DECODE,
+            "                while self._full:\n                    nursery.start_soon(self._send_when_free, self._full.pop())\n",
+            "                for gateway in list(self._unsent):\n                    nursery.start_soon(self._send_when_free, gateway)\n",
+        ),
+    ),
+    "rows without credit are dropped": ((_DECODE, "                self._unsent[gateway] = some\n", "                continue\n"),),
+    "a preempted sequence resumes with stale n_computed": (
+        (
+            _ENGINE,
+            "        sequence.blocks, sequence.n_computed, sequence.n_published, sequence.preempted = [], 0, 0, True\n",
+            "        sequence.blocks, sequence.n_published, sequence.preempted = [], 0, True\n",
+        ),
+        (
+            _ENGINE,
+            "        sequence.n_computed = len(shared) * self._block_tokens\n        sequence.n_published",
+            "        sequence.n_computed = max(sequence.n_computed, len(shared) * self._block_tokens)\n        sequence.n_published",
+        ),
+    ),
+    "random numbers are keyed by the attempt's own position": (
+        (
+            _ENGINE,
+            "uniform(sampling.seed, sampling.choice, len(sequence.tokens))",
+            "uniform(sampling.seed, sampling.choice, sequence.n_computed % 7)",
+        ),
+    ),
+    # --- attempts
+    "an attempt number is used again": (
+        (_GATEWAY, "flight.attempt, flight.decode = flight.attempt + 1, None", "flight.attempt, flight.decode = flight.attempt, None"),
+    ),
+    "the attempt of mail is not compared": (
+        (_GATEWAY, "return flight if flight is not None and flight.attempt == attempt else None", "return flight"),
+    ),
+    "a second place of one attempt is accepted": (
+        (_GATEWAY, "if flight is None or flight.decode not in (None, message.decode):", "if flight is None:"),
+    ),
+    "what is not placed is not admitted again after a router's death": (
+        (_GATEWAY, "            if flight.decode is None:\n                self._admit(flight)\n", "            pass\n"),
+    ),
+    "a displaced attempt is not tried again": (
+        (
+            _GATEWAY,
+            "            self._retry(flight, message.reason, message.dead, suspect=message.suspect, convicted=message.convicted)",
+            "            pass",
+        ),
+    ),
+    "a gateway does not watch its decode worker": (
+        (
+            _GATEWAY,
+            "        flight.decode = message.decode\n        self._context.monitor(message.decode)\n",
+            "        flight.decode = message.decode\n",
+        ),
+    ),
+    "the router is not told who is dead": ((_GATEWAY, "            dead=flight.dead,\n", "            dead=(),\n"),),
+    "an older attempt is not given up for a newer": (
+        (_DECODE, "            self._cancel(self._entries[admit.request_id, newest])\n", "            pass\n"),
+    ),
+    # --- places
+    "Left is not sent": ((_DECODE, "        self._leave(entry.router, entry.key, n_generated, finished=finished)\n", ""),),
+    "prefill does not say Left": ((_PREFILL, "        self._leave(job)\n", ""),),
+    "a declined request is dropped": ((_ROUTER, "        self._queue.add(Queued(place.admit, now_ns(), declined=True))\n", ""),),
+    "a waiter is forgotten": (
+        (
+            _ROUTER,
+            "            self._lengths.saw(message.n_generated)\n        self._place_queued()\n",
+            "            self._lengths.saw(message.n_generated)\n",
+        ),
+    ),
+    "an Expect on its way to a dead worker is nobody's": (
+        (
+            _ROUTER,
+            "                self._context.post(place.gateway, Displaced(",
+            "                0 and self._context.post(place.gateway, Displaced(",
+        ),
+    ),
+    "places of a dead worker are kept": (
+        (
+            _ROUTER,
+            "            if place.decode == address:\n                self._forget(key)\n",
+            "            if place.decode == address:\n",
+        ),
+    ),
+    "a new router does not ask who holds what": (
+        (_DECODE, "                holdings=tuple(holdings),\n", "                holdings=(),\n"),
+    ),
+    "started requests are refused as overload": (
+        (
+            _ROUTER,
+            "if len(self._queue) >= self._config.max_queue and message.attempt == 1:",
+            "if len(self._queue) >= self._config.max_queue:",
+        ),
+    ),
+    "the cache index hears of coming and going in any order": (
+        (_BOOK, "        self._changes[key] = False\n", "        self._changes.setdefault(key, False)\n"),
+    ),
+    # --- the engine's line
+    "an engine that waits for memory is not nudged": ((_DECODE, "        self._host.nudge()\n", ""),),
+    "who lacks memory holds up those who have theirs": (
+        (
+            _ENGINE,
+            "                sequence.lacked_blocks = full = True\n                continue\n",
+            "                sequence.lacked_blocks = full = True\n                break\n",
+        ),
+    ),
+    "two sequences wait for each other's blocks": (
+        (_ENGINE, "return owner is not None and _rank(owner) < _rank(sequence)", "return owner is not None and owner is not sequence"),
+        (_ENGINE, "        if not self._book.caching:\n            return\n", ""),
+    ),
+    "announced blocks are not withdrawn": ((_ENGINE, "                    self._withdraw(dropped)\n", ""),),
+    # --- resumable streams
+    "a superseded connection ends its successor's flight": (
+        (
+            _GATEWAY,
+            "        if self._flights.get(flight.request_id) is not flight:\n",
+            "        if flight.request_id not in self._flights:\n",
+        ),
+    ),
+    "an old reader's Cancel ends a resumed stream": (
+        (_DECODE, "        elif entry.log is None or message.gateway in (None, entry.gateway):", "        else:"),
+    ),
+    "logs of displaced attempts are kept for ever": (
+        (_LOG, "        self.over = True\n        self.orphaned()\n", "        self.over = True\n"),
+    ),
+    "a resumed stream begins at its next token": (
+        (_DECODE, "            self._send({message.gateway: [(log.row(key), ())]})\n", "            pass\n"),
+    ),
+    # --- the runtime
+    "an address not heard of yet is taken for dead": ((_LIFE, "hold_early=True", "hold_early=False"),),
+    "an end of file is taken for a death": (
+        (
+            _FAULTS,
+            '        self._world.trace.note(f"between {life} and {other} for {length_s:.4f} s")\n',
+            "        self._world.trace.note('end of file')\n        if link.is_empty():\n"
+            "            life.node.down(*other.key, 'end of file')\n",
+        ),
+    ),
+    "monitoring the dead says nothing": ((_NODE, '            self._tell_down(watcher, target, "not alive")\n', "            pass\n"),),
+    "a dead worker's watchers are forgotten": (
+        (
+            _NODE,
+            "        for watcher in self._watchers.pop(address, {}):\n"
+            "            self._tell_down(watcher, address, reason, suspects, lone)\n",
+            "        self._watchers.pop(address, {})\n",
+        ),
+    ),
+    "credits of another worker's mail are not given back": (
+        (_NODE, "            if 2 * self._owed[origin, address] >= self._window:", "            if False:"),
+    ),
+    "who died in a step is not suspected": (
+        (_NODE, "            self._forget(address, reason, suspects, lone)\n", "            self._forget(address, reason)\n"),
+    ),
+}
