@@ -14,7 +14,7 @@ LAYERS = (
     ("model", "engine"),
     ("actors",),
     ("http", "plan"),
-    ("bench", "chaos", "simulation"),
+    ("bench", "chaos", "weights", "simulation"),
     ("serve", "worker", "faults", "cli", "__main__"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}

@@ -64,6 +64,18 @@ class Child:
         return signal.Signals(-code).name if code < 0 else f"exit {code}"
 
 
+def run_delay_ns(pid: int) -> int:
+    """How long the threads of a process have been runnable and waiting for a core, all told; 0 if that cannot be read."""
+    total = 0
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/schedstat", "rb") as file:
+                total += int(file.read().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return total
+
+
 def die_with(parent: int) -> None:
     """In the worker: have the kernel kill us when the root ends. The check closes the race with a death before this call."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
