@@ -1,6 +1,8 @@
 // One pass over a page: load, store, multiply, add. Words go in their own order into four sums, which is the same sum mod 2^64.
 #include "block_push.h"
 
+#include "export.h"
+
 namespace relay {
 
 uint64_t copy_page(const uint64_t* from, uint64_t* to, const uint64_t* coefficients, size_t n_words) {
@@ -19,3 +21,7 @@ uint64_t copy_page(const uint64_t* from, uint64_t* to, const uint64_t* coefficie
 }
 
 }  // namespace relay
+
+RELAY_EXPORT uint64_t relay_copy_page(const uint64_t* from, uint64_t* to, const uint64_t* coefficients, size_t n_words) {
+    return relay::copy_page(from, to, coefficients, n_words);
+}

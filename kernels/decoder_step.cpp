@@ -111,6 +111,7 @@ class Decoder {
     void gate_up(const Phase& phase, int unit, const Activations& x, int first, int n, ThreadScratch& own);
     void add_residual(const Matrix& w, int group, const Activations& x, int first, int n, ThreadScratch& own);
     void attention(const Phase& phase, int chunk, ThreadScratch& own);
+    const uint8_t* first_keys(int layer, int index) const;
     void mixed_to_activations(int row, int kv_head);
     void push(int layer, int index);
     void head(const Phase& phase, int group, int n_groups, const Activations& x);
@@ -172,7 +173,7 @@ Decoder::Decoder(const Model& model, int n_threads, int64_t spin_ns, const uint6
         own.attention.reserve(attention_scratch_floats(model.head_dim));
         own.row.reserve(static_cast<size_t>(std::max(hidden_, padded(q_width_))));
         own.activations = normed_;
-        own.activations.data = own.private_rows.reserve(normed_.tile_bytes());
+        own.activations.data = own.private_rows.reserve(normed_.bytes_for(PRIVATE_ROWS));
         own.sampler = std::make_unique<Sampler>(model.vocab_size);
     }
 }
@@ -213,15 +214,15 @@ Refusal Decoder::check(const Step& s) const {
 }
 
 void Decoder::reserve() {
-    const auto rows = static_cast<size_t>(step_->n_rows), tiles = (rows + TILE - 1) / TILE;
+    const auto rows = static_cast<size_t>(step_->n_rows);
     x_.reserve(rows * static_cast<size_t>(hidden_));
     q_.reserve(rows * static_cast<size_t>(q_width_));
     mixed_floats_.reserve(rows * static_cast<size_t>(padded(q_width_)));
     turns_.reserve(rows * static_cast<size_t>(model_.head_dim));
-    normed_.data = normed_memory_.reserve(tiles * normed_.tile_bytes());
-    mixed_.data = mixed_memory_.reserve(tiles * mixed_.tile_bytes());
-    gated_.data = gated_memory_.reserve(tiles * gated_.tile_bytes());
-    last_.data = last_memory_.reserve(static_cast<size_t>(LOGIT_TILE / TILE) * last_.tile_bytes());
+    normed_.data = normed_memory_.reserve(normed_.bytes_for(step_->n_rows));
+    mixed_.data = mixed_memory_.reserve(mixed_.bytes_for(step_->n_rows));
+    gated_.data = gated_memory_.reserve(gated_.bytes_for(step_->n_rows));
+    last_.data = last_memory_.reserve(last_.bytes_for(LOGIT_TILE));
     logits_.reserve(static_cast<size_t>(std::min(step_->n_logit_rows, LOGIT_TILE)) * static_cast<size_t>(vocab_));
     const size_t n_left = rows * static_cast<size_t>(model_.n_kv_heads);
     if (n_left > n_left_) {
@@ -275,8 +276,7 @@ void Decoder::schedule_matrix(Kind kind, int layer, int n_units, size_t unit_byt
     const int row_blocks = ceil_div(n_rows, ROW_BLOCK);
     const int enough = static_cast<int>((CHUNK_BYTES + unit_bytes - 1) / unit_bytes), fair = n_units * row_blocks / (8 * pool_.n_threads());
     const int fits = ceil_div(n_units * row_blocks, MAX_CHUNKS - row_blocks);
-    const int wanted = n_rows > PRIVATE_ROWS ? std::min(enough, fair) : std::min(enough, 2 * fair);
-    schedule(kind, layer, n_units, std::max({1, wanted, fits}), row_blocks, norm, first_logit);
+    schedule(kind, layer, n_units, std::max({1, std::min(enough, fair), fits}), row_blocks, norm, first_logit);
 }
 
 void Decoder::plan() {
@@ -286,7 +286,7 @@ void Decoder::plan() {
     plan_attention();
     const int rows = s.n_rows;
     const bool apart = rows > PRIVATE_ROWS;
-    const int norm_rows = std::clamp(rows / (8 * pool_.n_threads()), 1, TILE);
+    const int norm_rows = std::clamp(rows / (8 * pool_.n_threads()), 1, 16);
     schedule(Kind::EMBED, 0, rows, norm_rows, 1);
     for (int i = 0; i < model_.n_layers; i++) {
         const Layer& layer = layers_[static_cast<size_t>(i)];
@@ -523,7 +523,7 @@ void Decoder::attention(const Phase& phase, int chunk, ThreadScratch& own) {
         const Piece& piece = pieces_[static_cast<size_t>(i)];
         const int position = step_->positions[piece.row], first_head = piece.kv_head * group;
         const int32_t* blocks = step_->table + static_cast<size_t>(step_->sequence[piece.row]) * step_->table_width;
-        const Context context = {&model_.kv, blocks, phase.layer, piece.kv_head, group, window};
+        const Context context = {&model_.kv, blocks, phase.layer, piece.kv_head, group, window, first_keys(phase.layer, i + 1)};
         const float* q = q_.get() + static_cast<size_t>(piece.row) * q_width_ + static_cast<size_t>(first_head) * head_dim;
         float* out = mixed_floats_.get() + static_cast<size_t>(piece.row) * mixed_width + static_cast<size_t>(first_head) * head_dim;
         if (piece.split < 0) {
@@ -552,6 +552,14 @@ void Decoder::attention(const Phase& phase, int chunk, ThreadScratch& own) {
         fold_partials(last - first + 1, own.partials.data(), group, head_dim, out);
         mixed_to_activations(piece.row, piece.kv_head);
     }
+}
+
+// The first block of K that a piece reads if no window hides it; null behind the last.
+const uint8_t* Decoder::first_keys(int layer, int index) const {
+    if (index >= static_cast<int>(pieces_.size())) return nullptr;
+    const Piece& piece = pieces_[static_cast<size_t>(index)];
+    const int32_t* blocks = step_->table + static_cast<size_t>(step_->sequence[piece.row]) * static_cast<size_t>(step_->table_width);
+    return model_.kv.head(layer, 0, blocks[std::max(piece.split, 0) * (SPLIT / PAGE_TOKENS)], piece.kv_head);
 }
 
 // The heads of one K/V head are whole blocks of what the output matrix reads, or else a phase of its own does this.

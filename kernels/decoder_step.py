@@ -19,7 +19,7 @@ threads. Every index is checked before anything is written: `Decoder.step` raise
 """
 
 import ctypes
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from relay.kernels.cpp_library import library
 from relay.kernels.packed_matmul import Matrix
 from relay.kernels.paged_attention import KVPool
+from relay.kernels.thread_pool import CThreadCounters, ThreadCounters
 from relay.kernels.token_sampling import Draw, Drawn
 
 MAX_THREADS: Final = 256
@@ -120,19 +121,7 @@ class _Refusal(ctypes.Structure):
     _fields_ = (("fault", ctypes.c_int32), ("index", ctypes.c_int32), ("value", ctypes.c_int64))
 
 
-class _ThreadCounters(ctypes.Structure):
-    _fields_ = (("chunks", ctypes.c_int64), ("stolen", ctypes.c_int64), ("sleeps", ctypes.c_int64))
-
-
-class ThreadCounters(NamedTuple):
-    """What one thread has done since the decoder was made: chunks taken, of these from another's share, and times it went to sleep."""
-
-    chunks: int
-    stolen: int
-    sleeps: int
-
-
-_MIRRORED: Final = (Matrix, KVPool, Layer, Model, Push, Draw, Drawn, Step, _Refusal, _ThreadCounters)
+_MIRRORED: Final = (Matrix, KVPool, Layer, Model, Push, Draw, Drawn, Step, _Refusal, CThreadCounters)
 _FAULTS: Final = (
     "",
     "tokens[{index}] is {value}, which is not in the vocabulary",
@@ -178,7 +167,7 @@ class Decoder:
 
     def counters(self) -> tuple[ThreadCounters, ...]:
         """One for each thread; the caller's own is the first."""
-        found, out = [], _ThreadCounters()
+        found, out = [], CThreadCounters()
         for thread in range(self.n_threads):
             self._library.relay_decoder_counters(ctypes.c_void_p(self._handle), thread, ctypes.byref(out))
             found.append(ThreadCounters(out.chunks, out.stolen, out.sleeps))

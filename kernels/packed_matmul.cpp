@@ -8,7 +8,7 @@
 //
 // Integer products come in pairs of int16 (a weight's pair is a lane's 32 bits; an activation's pair is broadcast), or, where activations
 // have 8 bits and weights 4, in fours of bytes; both are exact, so they are the same number. Each weight is unpacked in registers once for
-// up to `AT_ONCE` rows. More rows pass over the group again: it is in the first-level cache then (a panel of unpacked weights, written and
+// up to `TILE` rows. More rows pass over the group again: it is in the first-level cache then (a panel of unpacked weights, written and
 // read again, was no faster: tried).
 #include "packed_matmul.h"
 
@@ -22,7 +22,6 @@ namespace relay {
 namespace {
 
 constexpr int PREFETCH_AHEAD = 16384;
-constexpr int AT_ONCE = wide_registers ? 8 : 4;
 
 // Some rows that lie in one tile, as one part of its records has them.
 struct Rows {
@@ -101,9 +100,8 @@ void integer(const Matrix& w, int first_group, int n_groups, const Activations& 
         const uint8_t* group = w.data + static_cast<size_t>(first_group + g) * w.group_bytes;
         float* to = out + GROUP * g;
         for (int r = 0; r < n_rows;) {
-            const int left = n_rows - r;
-            const int step = left >= AT_ONCE ? AT_ONCE : left < 4 ? left : 4;
-            const Kernel kernel = step == AT_ONCE ? group_rows<W, AT_ONCE, BYTES> : by_rows[step];
+            const int left = n_rows - r, step = left >= TILE ? TILE : left < 4 ? left : 4;
+            const Kernel kernel = step == TILE ? group_rows<W, TILE, BYTES> : by_rows[step];
             kernel(group, w.n_blocks, Rows(x, BYTES ? x.narrow : x.wide, first_row + r), to + static_cast<size_t>(r) * stride, stride);
             r += step;
         }
@@ -191,7 +189,7 @@ Activations activation_layout(int n_in, bool wide, bool narrow, bool floats) {
     const auto add = [&](bool there, int32_t& at, int32_t bytes) {
         if (!there) return;
         at = x.record_bytes;
-        x.record_bytes += bytes;
+        x.record_bytes += (bytes + 63) / 64 * 64;
     };
     add(wide, x.wide, SCALE_BYTES + TILE * BLOCK * 2);
     add(narrow, x.narrow, SCALE_BYTES + TILE * BLOCK);
@@ -327,7 +325,7 @@ RELAY_EXPORT void relay_multiply(const relay::Matrix* w, int n_rows, const float
     using namespace relay;
     const Inputs inputs = inputs_of(*w);
     Activations rows = activation_layout(w->n_in, inputs == Inputs::WIDE, inputs == Inputs::NARROW, inputs == Inputs::FLOAT);
-    std::vector<uint8_t> memory(rows.tile_bytes() * static_cast<size_t>((n_rows + TILE - 1) / TILE));
+    std::vector<uint8_t> memory(rows.bytes_for(n_rows));
     rows.data = memory.data();
     const int width = rows.n_blocks * BLOCK;
     for (int r = 0; r < n_rows; r++) store_row(x + static_cast<size_t>(r) * static_cast<size_t>(width), rows, r);

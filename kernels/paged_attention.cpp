@@ -14,7 +14,9 @@
 #include "paged_attention.h"
 
 #include <cmath>
+#include <vector>
 
+#include "export.h"
 #include "simd.h"
 
 namespace relay {
@@ -24,52 +26,52 @@ constexpr float NOTHING = -INFINITY;
 constexpr int TOKENS = PAGE_TOKENS;
 constexpr int SPLIT_BLOCKS = SPLIT / TOKENS;
 
-// Of each type: `two` reads chunk `c` of rows 2 i and 2 i + 1, a row having `n` chunks; `values` does the same for V with its scales.
+// Of each type: chunk `c` of rows 2 i and 2 i + 1 of a head whose rows have n chunks, and how many bytes two such rows take.
 struct BF16KV {
     static constexpr bool scaled = false;
-    RELAY_INLINE void two(const uint8_t* head, int i, int c, int n, Floats& a, Floats& b) {
-        const Ints v = load_ints(head + 64 * (i * n + c));
-        a = low_bfloat16(v);
-        b = high_bfloat16(v);
-    }
-    RELAY_INLINE void values(const uint8_t* head, int i, int c, int n, Floats& a, Floats& b) { two(head, i, c, n, a, b); }
+    static constexpr int pair_bytes = 64;
+    RELAY_INLINE Floats even(const uint8_t* head, int i, int c, int n) { return low_bfloat16(load_ints(head + 64 * (i * n + c))); }
+    RELAY_INLINE Floats odd(const uint8_t* head, int i, int c, int n) { return high_bfloat16(load_ints(head + 64 * (i * n + c))); }
 };
 
 struct F16KV {
     static constexpr bool scaled = false;
-    RELAY_INLINE void two(const uint8_t* head, int i, int c, int n, Floats& a, Floats& b) {
-        a = from_halves(head + 32 * (2 * i * n + c));
-        b = from_halves(head + 32 * ((2 * i + 1) * n + c));
-    }
-    RELAY_INLINE void values(const uint8_t* head, int i, int c, int n, Floats& a, Floats& b) { two(head, i, c, n, a, b); }
+    static constexpr int pair_bytes = 64;
+    RELAY_INLINE Floats even(const uint8_t* head, int i, int c, int n) { return from_halves(head + 32 * (2 * i * n + c)); }
+    RELAY_INLINE Floats odd(const uint8_t* head, int i, int c, int n) { return from_halves(head + 32 * ((2 * i + 1) * n + c)); }
 };
 
 struct F32KV {
     static constexpr bool scaled = false;
-    RELAY_INLINE void two(const uint8_t* head, int i, int c, int n, Floats& a, Floats& b) {
-        a = load(reinterpret_cast<const float*>(head) + 16 * (2 * i * n + c));
-        b = load(reinterpret_cast<const float*>(head) + 16 * ((2 * i + 1) * n + c));
-    }
-    RELAY_INLINE void values(const uint8_t* head, int i, int c, int n, Floats& a, Floats& b) { two(head, i, c, n, a, b); }
+    static constexpr int pair_bytes = 128;
+    RELAY_INLINE Floats even(const uint8_t* head, int i, int c, int n) { return load(reinterpret_cast<const float*>(head) + 16 * (2 * i * n + c)); }
+    RELAY_INLINE Floats odd(const uint8_t* head, int i, int c, int n) { return load(reinterpret_cast<const float*>(head) + 16 * ((2 * i + 1) * n + c)); }
 };
 
 struct I8KV {
     static constexpr bool scaled = true;
-    RELAY_INLINE void two(const uint8_t* head, int i, int c, int n, Floats& a, Floats& b) {
-        a = from_signed_bytes(head + 16 * (2 * i * n + c));
-        b = from_signed_bytes(head + 16 * ((2 * i + 1) * n + c));
-    }
-    RELAY_INLINE void values(const uint8_t* head, int i, int c, int n, Floats& a, Floats& b) {
-        two(head, i, c, n, a, b);
-        const float* scale = reinterpret_cast<const float*>(head + 256 * n) + 2 * i;
-        a = mul(a, all(scale[0]));
-        b = mul(b, all(scale[1]));
-    }
+    static constexpr int pair_bytes = 32;
+    RELAY_INLINE Floats even(const uint8_t* head, int i, int c, int n) { return from_signed_bytes(head + 16 * (2 * i * n + c)); }
+    RELAY_INLINE Floats odd(const uint8_t* head, int i, int c, int n) { return from_signed_bytes(head + 16 * ((2 * i + 1) * n + c)); }
 };
 
-// Scores of NQ queries (head_dim apart) with NB blocks: scores[query * SPLIT + 16 block + token].
+// The same of V, whose rows are tokens, times the token's scale where there is one.
+template <class KV> RELAY_INLINE Floats even_value(const uint8_t* head, int i, int c, int n) {
+    const Floats v = KV::even(head, i, c, n);
+    return KV::scaled ? mul(v, all(reinterpret_cast<const float*>(head + 256 * n)[2 * i])) : v;
+}
+template <class KV> RELAY_INLINE Floats odd_value(const uint8_t* head, int i, int c, int n) {
+    const Floats v = KV::odd(head, i, c, n);
+    return KV::scaled ? mul(v, all(reinterpret_cast<const float*>(head + 256 * n)[2 * i + 1])) : v;
+}
+
+// Compilers like to load much and early, and then have no registers left for sums: nothing is moved over this.
+RELAY_INLINE void load_later() { asm volatile("" ::: "memory"); }
+
+// Scores of NQ queries (head_dim apart) with NB blocks: scores[query * SPLIT + 16 block + token]. On the way, the same place of `soon` blocks
+// is fetched: what will be read next.
 template <class KV, int NQ, int NB>
-void score_blocks(const uint8_t* const* k, int head_dim, const float* q, float* scores) {
+void score_blocks(const uint8_t* const* k, int head_dim, const float* q, float* scores, const uint8_t* const* soon, const uint8_t* const* later) {
     Floats sum[NQ][NB];
 #pragma GCC unroll 4
     for (int i = 0; i < NQ; i++)
@@ -78,12 +80,16 @@ void score_blocks(const uint8_t* const* k, int head_dim, const float* q, float* 
     for (int d = 0; d < head_dim; d += 2) {
 #pragma GCC unroll 4
         for (int b = 0; b < NB; b++) {
-            Floats even, odd;
-            KV::two(k[b], d / 2, 0, 1, even, odd);
+            prefetch(soon[b] + KV::pair_bytes * (d / 2), KV::pair_bytes);
+            prefetch(later[b] + KV::pair_bytes * (d / 2), KV::pair_bytes);
+            const Floats even = KV::even(k[b], d / 2, 0, 1);
 #pragma GCC unroll 4
             for (int i = 0; i < NQ; i++) sum[i][b] = fma(even, all(q[static_cast<size_t>(i) * head_dim + d]), sum[i][b]);
+            load_later();
+            const Floats odd = KV::odd(k[b], d / 2, 0, 1);
 #pragma GCC unroll 4
             for (int i = 0; i < NQ; i++) sum[i][b] = fma(odd, all(q[static_cast<size_t>(i) * head_dim + d + 1]), sum[i][b]);
+            load_later();
         }
     }
 #pragma GCC unroll 4
@@ -105,18 +111,28 @@ void mix_blocks(const uint8_t* const* v, int n, int head_dim, int c, const float
     for (int i = 0; i < NQ; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < NC; j++) sum[i][j] = zeros();
-    for (int t = 0; t < n; t += 2) {
+    int t = 0;
+    for (; t + 1 < n; t += 2) {
         const uint8_t* head = v[t / TOKENS];
-        const bool two = t + 1 < n;
+        const int row = t % TOKENS / 2;
 #pragma GCC unroll 4
         for (int j = 0; j < NC; j++) {
-            Floats even, odd;
-            KV::values(head, t % TOKENS / 2, c + j, n_chunks, even, odd);
+            const Floats even = even_value<KV>(head, row, c + j, n_chunks);
 #pragma GCC unroll 4
             for (int i = 0; i < NQ; i++) sum[i][j] = fma(even, all(p[i * SPLIT + t]), sum[i][j]);
-            if (two)
+            load_later();
+            const Floats odd = odd_value<KV>(head, row, c + j, n_chunks);
 #pragma GCC unroll 4
-                for (int i = 0; i < NQ; i++) sum[i][j] = fma(odd, all(p[i * SPLIT + t + 1]), sum[i][j]);
+            for (int i = 0; i < NQ; i++) sum[i][j] = fma(odd, all(p[i * SPLIT + t + 1]), sum[i][j]);
+            load_later();
+        }
+    }
+    if (t < n) {
+#pragma GCC unroll 4
+        for (int j = 0; j < NC; j++) {
+            const Floats even = even_value<KV>(v[t / TOKENS], t % TOKENS / 2, c + j, n_chunks);
+#pragma GCC unroll 4
+            for (int i = 0; i < NQ; i++) sum[i][j] = fma(even, all(p[i * SPLIT + t]), sum[i][j]);
         }
     }
 #pragma GCC unroll 4
@@ -179,29 +195,30 @@ template <class KV> void row_split(const Context& at, int position, int split, c
     const int first = begin / TOKENS, n_blocks = (end + TOKENS - 1) / TOKENS - first;  // blocks before `first` are out of the window
     begin -= first * TOKENS;
     const int n = end - first * TOKENS;
-    const uint8_t *k[SPLIT_BLOCKS + 1], *v[SPLIT_BLOCKS + 1];
+    // behind the last block of K comes what this thread reads next; the last blocks of V are repeated
+    const uint8_t *k[SPLIT_BLOCKS + 8], *v[SPLIT_BLOCKS + 4];
     for (int b = 0; b < n_blocks; b++) {
         const int block = at.blocks[split * SPLIT_BLOCKS + first + b];
         k[b] = at.pool->head(at.layer, 0, block, at.kv_head);
         v[b] = at.pool->head(at.layer, 1, block, at.kv_head);
     }
+    for (int b = n_blocks; b < n_blocks + 8; b++) k[b] = at.next != nullptr ? at.next : k[n_blocks - 1];
+    for (int b = n_blocks; b < n_blocks + 4; b++) v[b] = v[n_blocks - 1];
     float* p = scratch;  // [up to 4 heads][SPLIT]
     for (int h = 0; h < group;) {
         const int nq = group - h < 4 ? group - h : 4;
         const float* qh = q + static_cast<size_t>(h) * head_dim;
         int b = 0;
         for (const int at_once = nq == 1 ? 4 : nq == 4 ? 1 : 2; b + at_once <= n_blocks; b += at_once) {
-            if (h == 0)
-                for (int i = 0; i < at_once; i++) prefetch(v[b + i], static_cast<int>(at.pool->head_bytes()));
-            if (nq == 1) score_blocks<KV, 1, 4>(k + b, head_dim, qh, p + TOKENS * b);
-            if (nq == 2) score_blocks<KV, 2, 2>(k + b, head_dim, qh, p + TOKENS * b);
-            if (nq == 3) score_blocks<KV, 3, 2>(k + b, head_dim, qh, p + TOKENS * b);
-            if (nq == 4) score_blocks<KV, 4, 1>(k + b, head_dim, qh, p + TOKENS * b);
+            if (nq == 1) score_blocks<KV, 1, 4>(k + b, head_dim, qh, p + TOKENS * b, k + b + 4, v + b);
+            if (nq == 2) score_blocks<KV, 2, 2>(k + b, head_dim, qh, p + TOKENS * b, k + b + 2, v + b);
+            if (nq == 3) score_blocks<KV, 3, 2>(k + b, head_dim, qh, p + TOKENS * b, k + b + 2, v + b);
+            if (nq == 4) score_blocks<KV, 4, 1>(k + b, head_dim, qh, p + TOKENS * b, k + b + 1, v + b);
         }
         for (; b < n_blocks; b++) {
-            if (nq == 1) score_blocks<KV, 1, 1>(k + b, head_dim, qh, p + TOKENS * b);
-            if (nq == 2) score_blocks<KV, 2, 1>(k + b, head_dim, qh, p + TOKENS * b);
-            if (nq == 3) score_blocks<KV, 3, 1>(k + b, head_dim, qh, p + TOKENS * b);
+            if (nq == 1) score_blocks<KV, 1, 1>(k + b, head_dim, qh, p + TOKENS * b, k + b + 1, v + b);
+            if (nq == 2) score_blocks<KV, 2, 1>(k + b, head_dim, qh, p + TOKENS * b, k + b + 1, v + b);
+            if (nq == 3) score_blocks<KV, 3, 1>(k + b, head_dim, qh, p + TOKENS * b, k + b + 1, v + b);
         }
         for (int i = 0; i < nq; i++) to.top[h + i] = soften(p + i * SPLIT, n_blocks, begin, n, to.total[h + i]);
         float* mixed = to.mixed + static_cast<size_t>(h) * head_dim;
@@ -287,10 +304,8 @@ void tile(const Context& at, int position, int n_rows, const float* q, size_t q_
             const uint8_t* head = at.pool->head(at.layer, 0, blocks[b], at.kv_head);
             prefetch(at.pool->head(at.layer, 1, blocks[b], at.kv_head), static_cast<int>(at.pool->head_bytes()));
             for (int d = 0; d < head_dim; d += 2) {
-                Floats even, odd;
-                KV::two(head, d / 2, 0, 1, even, odd);
-                store(unpacked + TOKENS * d, even);
-                store(unpacked + TOKENS * (d + 1), odd);
+                store(unpacked + TOKENS * d, KV::even(head, d / 2, 0, 1));
+                store(unpacked + TOKENS * (d + 1), KV::odd(head, d / 2, 0, 1));
             }
             score_queries(n_queries, unpacked, head_dim, queries, p + TOKENS * b);
             if (KV::scaled) {
@@ -312,10 +327,8 @@ void tile(const Context& at, int position, int n_rows, const float* q, size_t q_
             const int n_tokens = end - TOKENS * b < TOKENS ? end - TOKENS * b : TOKENS;
             for (int t = 0; t < n_tokens; t += 2)
                 for (int c = 0; c < n_chunks; c++) {
-                    Floats even, odd;
-                    KV::values(head, t / 2, c, n_chunks, even, odd);
-                    store(unpacked + static_cast<size_t>(t) * head_dim + 16 * c, even);
-                    store(unpacked + static_cast<size_t>(t + 1) * head_dim + 16 * c, odd);
+                    store(unpacked + static_cast<size_t>(t) * head_dim + 16 * c, even_value<KV>(head, t / 2, c, n_chunks));
+                    store(unpacked + static_cast<size_t>(t + 1) * head_dim + 16 * c, odd_value<KV>(head, t / 2, c, n_chunks));
                 }
             mix_queries(n_queries, unpacked, n_tokens, head_dim, p + TOKENS * b, part);
         }
@@ -422,3 +435,26 @@ void attend_tile(const Context& at, int position, int n_rows, const float* q, si
 }
 
 }  // namespace relay
+
+// For tests: rows of one sequence from `position` on, as a decode row if there is one, else as a tile. q, out: [n_rows, group, head_dim].
+RELAY_EXPORT void relay_attend(const relay::KVPool* pool, const int32_t* blocks, int layer, int kv_head, int group, int window, int position,
+                               int n_rows, const float* q, float* out) {
+    using namespace relay;
+    const Context at = {pool, blocks, layer, kv_head, group, window, nullptr};
+    const size_t width = static_cast<size_t>(group) * static_cast<size_t>(pool->head_dim);
+    std::vector<float> scratch(attention_scratch_floats(pool->head_dim));
+    if (n_rows > 1) return attend_tile(at, position, n_rows, q, width, out, width, scratch.data());
+    std::vector<std::vector<float>> memory;
+    std::vector<Partial> partials;
+    for (int split = first_split(position, window); split <= last_split(position); split++) {
+        memory.emplace_back(width + 2 * static_cast<size_t>(group));
+        float* base = memory.back().data();
+        partials.push_back({base + width, base + width + group, base});
+        attend_split(at, position, split, q, partials.back(), scratch.data());
+    }
+    fold_partials(static_cast<int>(partials.size()), partials.data(), group, pool->head_dim, out);
+}
+
+RELAY_EXPORT void relay_write_kv(const relay::KVPool* pool, int layer, int side, int block, int slot, int kv_head, const float* vector) {
+    relay::write_kv(*pool, layer, side, block, slot, kv_head, vector);
+}

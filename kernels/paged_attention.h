@@ -31,6 +31,7 @@ struct Context {
     const int32_t* blocks;  // of the sequence
     int32_t layer, kv_head, group;
     int32_t window;
+    const uint8_t* next;  // a block of K that this thread is likely to read after these, or null: fetched on the way
 };
 
 // Softmax statistics of `group` heads in one split: top (m), total (l), and weighted values (o: [group, head_dim]).

@@ -88,6 +88,8 @@ RELAY_INLINE __m256 lower(Floats a) { return _mm512_castps512_ps256(a.v); }
 RELAY_INLINE __m256 upper(Floats a) { return _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(a.v), 1)); }
 RELAY_INLINE __m256i lower(Ints a) { return _mm512_castsi512_si256(a.v); }
 RELAY_INLINE __m256i upper(Ints a) { return _mm512_extracti64x4_epi64(a.v, 1); }
+// forbids the compiler to know what `a` is, and so to compute with it once for all
+RELAY_INLINE void forget(Ints& a) { asm volatile("" : "+m"(a)); }
 
 #else
 
@@ -209,6 +211,8 @@ RELAY_INLINE __m256 lower(Floats a) { return a.lo; }
 RELAY_INLINE __m256 upper(Floats a) { return a.hi; }
 RELAY_INLINE __m256i lower(Ints a) { return a.lo; }
 RELAY_INLINE __m256i upper(Ints a) { return a.hi; }
+// forbids the compiler to know what `a` is, and so to compute with it once for all
+RELAY_INLINE void forget(Ints& a) { asm volatile("" : "+x"(a.lo), "+x"(a.hi)); }
 
 #endif
 

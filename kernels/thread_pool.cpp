@@ -12,10 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace relay {
 namespace {
 
@@ -29,11 +25,7 @@ int64_t now_ns() {
     return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
-void relax() {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-}
+void relax() { __builtin_ia32_pause(); }
 
 long futex(std::atomic<uint32_t>* word, int operation, uint32_t value) {
     return syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);

@@ -41,6 +41,9 @@ SMALL = ModelSpec(
 )
 
 
+_K_TYPES = ("Q4_K", "Q5_K", "Q6_K")
+
+
 def variant(**changes: Any) -> ModelSpec:
     spec = msgspec.structs.replace(SMALL, **changes)
     return msgspec.structs.replace(spec, windows=changes.get("windows", (0,) * spec.n_layers), attn_scale=spec.head_dim**-0.5)
@@ -49,13 +52,17 @@ def variant(**changes: Any) -> ModelSpec:
 def packed_rows(kind: str, values: NDArray[np.float32], rng: Generator) -> NDArray[np.uint8]:
     """values: [n_out, n_in] -> uint8 [n_out, bytes of a row]. K types, which nothing here quantizes to, get random blocks of its spread."""
     n_out, n_in = values.shape
-    if kind not in ("Q4_K", "Q6_K"):
+    if kind not in _K_TYPES:
         packed = quantize(values, gguf.GGMLQuantizationType[kind])
         return np.ascontiguousarray(packed).reshape(n_out, -1).view(np.uint8)
     elements, n_bytes = BLOCKS[kind]
     blocks = rng.integers(0, 256, (n_out * n_in // elements, n_bytes), dtype=np.uint8)
     spread = np.float16(values.std())
-    halves = {"Q4_K": ((0, spread / 200), (2, spread / 30)), "Q6_K": ((208, spread / 1500),)}[kind]
+    halves = {
+        "Q4_K": ((0, spread / 200), (2, spread / 30)),
+        "Q5_K": ((0, spread / 400), (2, spread / 30)),
+        "Q6_K": ((208, spread / 1500),),
+    }[kind]
     for at, scale in halves:
         blocks[:, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
     return blocks.reshape(n_out, -1)

@@ -51,6 +51,7 @@ VARIANTS: dict[str, tuple[ModelSpec, str | tuple[str, ...]]] = {
     "one head width 64, tied": (variant(n_heads=4, n_kv_heads=4, head_dim=64, tied_embeddings=True), "Q8_0"),
     "head width 96, one K/V head": (variant(n_heads=5, n_kv_heads=1, head_dim=96), "Q4_0"),
     "head width 128, seven to one": (variant(n_heads=7, n_kv_heads=1, head_dim=128), "Q8_0"),
+    "head width 80, heads that share blocks": (variant(hidden=320, n_heads=5, n_kv_heads=5, head_dim=80), "F16"),
     "odd widths": (variant(hidden=96, ffn=112, vocab_size=301), "F32"),
     "biases": (variant(architecture="qwen2"), "Q8_0"),
     "head norms": (variant(architecture="qwen3"), "Q4_1"),

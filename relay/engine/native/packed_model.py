@@ -95,7 +95,7 @@ def _why_not(checkpoint: Checkpoint) -> str:
         return "norms of q and k over all heads"
     if traits.activation != "silu" or traits.scaled_embedding or spec.attn_softcap or spec.final_softcap or spec.local_rope:
         return "Gemma's activation, embedding scale, soft caps or second rope"
-    if spec.head_dim % PAGE_TOKENS or spec.head_dim % 32:
+    if spec.head_dim % PAGE_TOKENS:
         return f"heads of width {spec.head_dim}"
     if spec.group > TILE_QUERIES:
         return f"{spec.group} query heads to a K/V head"

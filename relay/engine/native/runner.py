@@ -16,9 +16,10 @@ from relay.engine.native.shared_mapping import SharedMapping
 from relay.engine.native.token_arrays import TokenArrays
 from relay.engine.runner import Batch, StepResult
 from relay.errors import ModelError
-from relay.kernels.decoder_step import Decoder, Layer, Model, Push, Step, ThreadCounters
+from relay.kernels.decoder_step import Decoder, Layer, Model, Push, Step
 from relay.kernels.packed_matmul import Format, Matrix, matrix_at
 from relay.kernels.paged_attention import KV_TYPES, ORDER, PAGE_TOKENS, KVPool
+from relay.kernels.thread_pool import ThreadCounters
 from relay.kv.checksum import coefficients
 from relay.kv.layout import KVLayout
 from relay.kv.memory import KVMemory
@@ -28,7 +29,7 @@ Activations = Literal["a16", "a8"]
 
 # With a8, matrices whose inputs have 8 bits. q, k and v are a sixth of the work and, narrow, cause half of the error (a KL divergence of
 # 0.0069 with them, 0.0034 without, on SmolLM2): their inputs stay wide.
-_NARROW: Final = frozenset(("attn_out", "gate", "up", "down"))
+NARROW: Final = frozenset(("attn_out", "gate", "up", "down"))
 SPIN_NS: Final = 40_000
 
 
@@ -65,8 +66,9 @@ class NativeRunner:
         Raises ModelError if the pool is not laid out for this model, KernelsUnavailable, OSError.
         """
         self.mapping = SharedMapping(weights_fd)
-        self._contents = read_header(self.mapping.data)
-        self.spec = spec = self._contents.spec
+        self.contents = read_header(self.mapping.data)
+        self.spec = spec = self.contents.spec
+        self.activations = activations
         layout = memory.layout
         if layout.dtype not in KV_TYPES or layout != native_layout(spec, layout.dtype, layout.n_blocks):
             expected = native_layout(spec, "bfloat16", layout.n_blocks).layout_id
@@ -77,7 +79,7 @@ class NativeRunner:
         self.vocab_size = spec.vocab_size
         self.keep_logits = keep_logits
         self._frequencies = np.ascontiguousarray(spec.rope.frequencies(spec.head_dim), np.float64)
-        self._narrow = _NARROW if activations == "a8" else frozenset[str]()
+        self._narrow = NARROW if activations == "a8" else frozenset[str]()
         self._layers = (Layer * spec.n_layers)(*(self._layer(i) for i in range(spec.n_layers)))
         self._decoder = Decoder(
             self._model(),
@@ -91,6 +93,11 @@ class NativeRunner:
     @property
     def layout(self) -> KVLayout:
         return self.memory.layout
+
+    @staticmethod
+    def read_spec(weights_fd: int) -> ModelSpec:
+        """Of the model packed there: what a pool for it is laid out by. Raises ModelError, OSError."""
+        return read_header(SharedMapping(weights_fd).data).spec
 
     def counters(self) -> tuple[ThreadCounters, ...]:
         """Of each compute thread: one that stands still shows here, for the others do its work."""
@@ -178,12 +185,12 @@ class NativeRunner:
         return Layer(**matrices, **vectors, window=self.spec.windows[i])
 
     def _matrix(self, name: str) -> Matrix:
-        tensor = self._contents.tensors[name]
+        tensor = self.contents.tensors[name]
         narrow = name.rpartition(".")[2] in self._narrow
         return matrix_at(self.mapping.address + tensor.offset, Format(tensor.format), tensor.n_out, tensor.n_in, narrow=narrow)
 
     def _vector(self, name: str) -> int | None:
-        tensor = self._contents.tensors.get(name)
+        tensor = self.contents.tensors.get(name)
         return None if tensor is None else self.mapping.address + tensor.offset
 
 
