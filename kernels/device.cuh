@@ -64,6 +64,22 @@ __device__ __forceinline__ float2 unpack2<fp16>(u32 pair) {
   return f;
 }
 
+// a * b + c of both halves, rounded once.
+template <class T>
+__device__ u32 fma2(u32 a, u32 b, u32 c);
+template <>
+__device__ __forceinline__ u32 fma2<bf16>(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+template <>
+__device__ __forceinline__ u32 fma2<fp16>(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
 // c += a b on one warp: a 16x16 (rows), b 16x8 (columns), in the fragment layout of mma.m16n8k16.
 template <class T>
 __device__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
@@ -113,6 +129,13 @@ __device__ __forceinline__ void copy_wait() {
 __device__ __forceinline__ uint4 load_stream(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
+// 8 bytes, likewise.
+__device__ __forceinline__ uint2 load_stream8(const void* p) {
+  uint2 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
   return v;
 }
 

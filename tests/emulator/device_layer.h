@@ -39,6 +39,13 @@ float2 unpack2(uint32_t pair) {
   return {emulated_value<T>(uint16_t(pair)), emulated_value<T>(uint16_t(pair >> 16))};
 }
 
+// Exact in float32 for what kernels use it for: products and sums that have no more bits than the result.
+template <class T>
+uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  const float2 x = unpack2<T>(a), y = unpack2<T>(b), z = unpack2<T>(c);
+  return pack2<T>(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
+}
+
 namespace emulator {
 
 struct MmaFragment {
@@ -159,4 +166,8 @@ void copy_wait() {
 inline uint4 load_stream(const void* p) {
   if ((uintptr_t)p & 15) emulator::fail("load_stream: an address is not aligned to 16 bytes");
   return *(const uint4*)p;
+}
+inline uint2 load_stream8(const void* p) {
+  if ((uintptr_t)p & 7) emulator::fail("load_stream8: an address is not aligned to 8 bytes");
+  return *(const uint2*)p;
 }

@@ -10,6 +10,7 @@ from tests.kernels.paged import Paged, paged, relative_error, same_bits
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 PLAIN = EmulatedDevice(PROGRAMS)
+WATCHED = [program for program in PROGRAMS if ("ELEMENT", "bf16") in program.macros]  # the other differs in conversions only
 
 
 def queries(n: int, n_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
@@ -107,7 +108,7 @@ def test_the_order_of_threads_and_blocks_changes_nothing(seed: int) -> None:
 def test_sanitizers_find_nothing(mode: Mode, head_dim: int) -> None:
     kv = paged([1, 17, 290, 0], n_kv_heads=2, head_dim=head_dim, dtype=torch.bfloat16)
     q = queries(4, 6, head_dim, torch.bfloat16)
-    assert same_bits(decode(q, kv, on=EmulatedDevice(PROGRAMS, mode), window=280), decode(q, kv, window=280))
+    assert same_bits(decode(q, kv, on=EmulatedDevice(WATCHED, mode), window=280), decode(q, kv, window=280))
 
 
 def test_a_sequence_longer_than_the_workspace_becomes_nan() -> None:

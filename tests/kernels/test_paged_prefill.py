@@ -13,6 +13,7 @@ from tests.kernels.paged import Paged, paged, relative_error, same_bits
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 PLAIN = EmulatedDevice(PROGRAMS)
+WATCHED = [program for program in PROGRAMS if ("ELEMENT", "bf16") in program.macros]  # the other differs in conversions only
 
 
 def starts_of(rows: Sequence[int]) -> Tensor:
@@ -106,7 +107,7 @@ def test_the_order_of_threads_and_blocks_changes_nothing(seed: int) -> None:
 def test_sanitizers_find_nothing(mode: Mode, head_dim: int) -> None:
     kv = paged([17, 290], n_kv_heads=1, head_dim=head_dim, dtype=torch.bfloat16)
     q = queries(22, 6, head_dim)
-    assert same_bits(prefill(q, kv, [17, 5], on=EmulatedDevice(PROGRAMS, mode), window=280), prefill(q, kv, [17, 5], window=280))
+    assert same_bits(prefill(q, kv, [17, 5], on=EmulatedDevice(WATCHED, mode), window=280), prefill(q, kv, [17, 5], window=280))
 
 
 @pytest.mark.parametrize(

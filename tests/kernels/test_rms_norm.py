@@ -9,6 +9,7 @@ from tests.kernels.paged import relative_error, same_bits
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 PLAIN = EmulatedDevice(PROGRAMS)
+WATCHED = [program for program in PROGRAMS if ("ELEMENT", "bf16") in program.macros]  # the other differs in conversions only
 
 
 def rows(n: int, width: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -36,7 +37,7 @@ def test_norm_and_residual_are_the_references(dtype: torch.dtype, n: int, width:
 def test_sanitizers_find_nothing(mode: Mode) -> None:
     x, weight, residual = rows(3, 2312, torch.bfloat16), rows(1, 2312, torch.bfloat16, 1)[0], rows(3, 2312, torch.bfloat16, 2)
     want = normed(x, residual.clone(), weight)
-    assert same_bits(normed(x, residual, weight, EmulatedDevice(PROGRAMS, mode)), want)
+    assert same_bits(normed(x, residual, weight, EmulatedDevice(WATCHED, mode)), want)
 
 
 def test_a_row_does_not_depend_on_the_batch_nor_on_the_order_of_threads() -> None:

