@@ -325,6 +325,8 @@ class DecodeActor:
         if log is None:
             self._context.post(message.gateway, Displaced(request_id=key[0], attempt=key[1], reason="its token log is gone", lost=True))
             return
+        if entry is not None and entry.state not in ("leased", "running"):
+            entry = None  # given up, and only its blocks are not back yet
         log.adopted()
         self._context.monitor(message.gateway)
         if entry is not None:
@@ -340,10 +342,9 @@ class DecodeActor:
         key = message.request_id, message.attempt
         entry = self._entries.get(key)
         if entry is None:
-            self._tombstones.add(key)  # a log that is left is not its to close: somebody may come for the end of a finished stream
+            self._tombstones.add(key)
         elif entry.log is None or message.gateway in (None, entry.gateway):  # else it has changed hands
-            self._logs.close(key)
-            self._cancel(entry)
+            self._cancel(entry)  # its log stays: of several choices one may end at a stop string, and the stream be resumed later
 
     def _cancel(self, entry: Entry) -> None:
         if entry.state == "leased":
@@ -497,6 +498,7 @@ class DecodeActor:
     def _drop(self, entry: Entry, *, n_generated: int = 0, finished: bool = False) -> None:
         """Nobody reads or writes its blocks any more: they are free, and so is its place."""
         del self._entries[entry.key]
+        self._tombstones.add(entry.key)  # a router that does not know may send it again
         if entry.log is not None:
             entry.log.end()
         if self._attempts.get(entry.key[0]) == entry.key[1]:

@@ -89,9 +89,11 @@ class Flight:
     finish: FinishReason | None = None
     error: RequestError | None = None
     attempt: int = 1
+    n_attempts: int = 1  # of ours; `attempt` may leave numbers out
     failures: int = 0  # attempts in a row that gained no token
     suspect: bool = False  # a worker died in a step that held it, and it has gained no token since
-    awaits_log: bool = False  # taken over, and its tokens from the first on are still to come
+    resumed: bool = False  # taken over: those who had it before may have used any of the next attempt numbers
+    awaits_log: bool = False  # its tokens from the first on are still to come
     decode: Address | None = None
     dead: tuple[Address, ...] = ()
     decisions: list[Decision] = field(default_factory=list)  # of each attempt that was placed
@@ -130,7 +132,7 @@ class GatewayActor:
         self._on_event("admitted")
         if self._router is not None:
             try:
-                self._context.offer(self._router, self._admission(flight))
+                self._context.offer(self._router, self._admission(flight, again=False))
             except LaneFull:
                 self._end(flight, error=Overloaded("the router is behind; try again later", retry_after_s=1.0))
 
@@ -152,14 +154,14 @@ class GatewayActor:
         if before is not None:
             self._end(before, error=StreamLost("another connection resumed this stream"))
         self._flights[flight.request_id] = flight
-        flight.decode, flight.awaits_log = decode, True
+        flight.decode, flight.resumed, flight.awaits_log = decode, True, True
         self._context.monitor(decode)
         self._context.post(decode, Resume(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address))
 
     def end_all(self, error: RequestError) -> None:
-        """Whatever still flies ends in this error."""
+        """Whatever still flies ends in this error; what can be resumed elsewhere goes on for a while."""
         for flight in list(self._flights.values()):
-            self._cancel(flight, error.code)
+            self.leave(flight, error.code)
             self._end(flight, error=error)
 
     def _cancel(self, flight: Flight, reason: str) -> None:
@@ -173,9 +175,9 @@ class GatewayActor:
         """Again. Without a router it waits for one to come up."""
         self._on_event("retried")
         if self._router is not None:
-            self._context.post(self._router, self._admission(flight))
+            self._context.post(self._router, self._admission(flight, again=True))
 
-    def _admission(self, flight: Flight) -> Admit:
+    def _admission(self, flight: Flight, *, again: bool) -> Admit:
         return Admit(
             request_id=flight.request_id,
             attempt=flight.attempt,
@@ -191,6 +193,7 @@ class GatewayActor:
             prompt_logprobs=flight.prompt_logprobs if not flight.ids else -1,
             resumable=flight.resumable,
             logprobs=tuple(flight.logprobs) if flight.resumable is not None else (),
+            again=again,
             dead=flight.dead,
             trail=((Span.GATEWAY_QUEUE, now_ns()),),
         )
@@ -213,13 +216,14 @@ class GatewayActor:
                 assert_never(message)
 
     def _on_up(self, address: Address) -> None:
-        if not address.actor.startswith("router/"):
-            return
-        self._router = address
-        self._context.monitor(address)
-        for flight in list(self._flights.values()):
-            if flight.decode is None:
-                self._admit(flight)
+        if address.actor.startswith("decode/"):
+            self._context.monitor(address)  # it may hold a flight of ours, and die before we hear of it
+        elif address.actor.startswith("router/"):
+            self._router = address
+            self._context.monitor(address)
+            for flight in list(self._flights.values()):
+                if flight.decode is None:
+                    self._admit(flight)
 
     def _on_placed(self, message: Placed) -> None:
         flight = self._current(message.request_id, message.attempt)
@@ -290,14 +294,20 @@ class GatewayActor:
             self._retry(flight, message.reason, message.dead, suspect=message.suspect, convicted=message.convicted)
 
     def _on_down(self, message: Down) -> None:
-        """A dead router: what is placed goes on, the rest waits for the next one. A dead decode worker: try again elsewhere."""
+        """A dead router: what is placed goes on, the rest waits for the next one. A dead decode worker: try again elsewhere.
+
+        A flight without a place may have been there too: what it said to us can be lost though the router has heard that it is done.
+        """
         address = message.address
         if address == self._router:
             self._router = None
         for flight in list(self._flights.values()):
-            if flight.decode == address:
-                suspect = flight.request_id in message.suspects
+            suspect = flight.request_id in message.suspects
+            if flight.decode == address or (flight.decode is None and suspect):
                 self._retry(flight, f"{address} died", (address,), suspect=suspect, convicted=suspect and message.lone)
+            elif flight.decode is None and address.actor.startswith("decode/"):
+                flight.dead = (*flight.dead, address)
+                self._admit(flight)
 
     def _retry(self, flight: Flight, reason: str, dead: tuple[Address, ...], *, suspect: bool, convicted: bool) -> None:
         """The next attempt; unless it died alone on trial, or too many died without a token in between."""
@@ -314,7 +324,8 @@ class GatewayActor:
             text = f"{flight.failures} attempts in a row failed; the last: {reason}. Try again later"
             self._end(flight, error=Unavailable(text, retry_after_s=5.0))
             return
-        flight.attempt, flight.decode = flight.attempt + 1, None
+        flight.attempt, flight.decode = flight.attempt + 1 if not flight.resumed else now_ns(), None
+        flight.n_attempts += 1
         self._admit(flight)
 
     def _end(self, flight: Flight, *, error: RequestError) -> None:

@@ -7,7 +7,7 @@ in flight to a worker that dies is nobody's but ours to report, so every place i
 worker.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 import structlog
@@ -47,7 +47,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an attempt is. `admit` None: known from an announcement only, or cancelled."""
+    """Where an attempt is. `admit` None: known from an announcement only."""
 
     gateway: Address
     decode: Address
@@ -133,11 +133,13 @@ class RouterActor:
 
     def _on_admit(self, message: Admit) -> None:
         key = message.request_id, message.attempt
+        if key in self._places and self._places[key].decode in message.dead:
+            self._forget(key)  # it died there, and its gateway has never heard of it
         if key in self._places or key in self._queue or key in self._tombstones:
-            return  # a gateway that repeats itself after our predecessor's death, or that has cancelled it
+            return  # a gateway that repeats itself after a death, or that has cancelled it
         for address in message.dead:
             self._forget_worker(address)
-        if len(self._queue) >= self._config.max_queue and message.attempt == 1:
+        if len(self._queue) >= self._config.max_queue and not message.again:
             self._refuse(message, Overloaded(f"{len(self._queue)} requests are waiting already; try again later", retry_after_s=1.0))
             return
         self._queue.add(Queued(message, now_ns()))
@@ -227,7 +229,7 @@ class RouterActor:
         """We thought there was room (a new router knows less than the pool): it goes first when there is."""
         key = message.request_id, message.attempt
         place = self._forget(key)
-        if place is None or place.admit is None:
+        if place is None or place.admit is None or key in self._tombstones:
             return
         decode = self._decode.get(message.decode)
         if decode is not None:
@@ -253,12 +255,10 @@ class RouterActor:
         if self._queue.remove(key) is not None:
             self._place_queued()
             return
+        self._tombstones.add(key)  # it may be declined, and an Admit that waited for credit comes behind its Cancel
         place = self._places.get(key)
         if place is not None:
-            self._places[key] = replace(place, admit=None)  # nobody waits: it is not placed again, should it be declined
             self._context.post(place.decode, message)
-        else:
-            self._tombstones.add(key)  # an Admit that waited for credit comes behind its Cancel
 
     def _on_down(self, address: Address) -> None:
         self._dead[address] = None

@@ -6,8 +6,8 @@
     out     [n_rows, n_out]             the same type, or float32
 
 Each output is one chain of mma steps of 16 inputs in ascending order, in float32, whatever the number of rows: the shape of the tiles
-follows the rows, the chain does not. `matmul(exact=False)` is torch's own (cuBLAS), which chooses its order, and so its bits, by the shape of
-x: faster for large x, and outside the law of exactness. What was used is returned, for the ledger to say.
+rows, the chain does not. `matmul(exact=False)` is torch's own (cuBLAS), which chooses its order, and so its bits, by the shape of x:
+faster for large x, outside the law of exactness. What was used is returned, for the ledger to say.
 """
 
 from typing import Final, Literal

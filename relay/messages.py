@@ -163,7 +163,7 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     `deadline_ns` is on the host's monotonic clock, 0 for none. `salt` is the namespace of its prefix in caches.
     `prompt_logprobs` is -1 for none, else how many alternatives for each token of the prompt. `lone`: it was in a step that a worker died
     in, so it shares no step with others until it has gained a token. `logprobs` are of the generated tokens among `tokens`, where a log of
-    them is to be kept.
+    them is to be kept. `again`: the request was taken before, so it is not refused for want of room now.
     """
 
     request_id: str
@@ -180,6 +180,7 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_logprobs: int = -1
     resumable: Resumable | None = None
     logprobs: tuple[Logprobs, ...] = ()
+    again: bool = False
     dead: tuple[Address, ...] = ()
     trail: Trail = ()
 

@@ -87,7 +87,3 @@ class TokenLogs:
         for key in gone:
             del self._logs[key]
         return gone
-
-    def close(self, key: Key) -> None:
-        """The attempt was cancelled: nobody will come back for it."""
-        self._logs.pop(key, None)

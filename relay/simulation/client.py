@@ -9,6 +9,7 @@ from relay.clock import now_ns
 from relay.errors import StreamLost
 from relay.simulation.connection import Connection, Held
 from relay.simulation.scenario import Visit
+from relay.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from relay.simulation.life import Life
@@ -89,9 +90,19 @@ class Client:
             return await self._resume(deadline_ns)
         missing = [flight.request_id for flight in connection.flights if flight.request_id not in held]
         if missing:
+            self._must_be_lost(missing)
             self.lost_because = f"{', '.join(missing)} not there any more"
             connection.outcome, connection.error = "failed", StreamLost(self.lost_because)
             return None
         self.connections.append(connection)
         life.spawn(lambda: connection.take_over(held))
         return connection
+
+    def _must_be_lost(self, missing: list[str]) -> None:
+        """What was placed is there for the grace time, if its decode worker is."""
+        last = self.connections[-1]
+        if trio.current_time() - last.ended_s < self._world.scenario.pace.grace_s:
+            alive = [address for life in self._world.supervisor.lives() for address in life.addresses]
+            for request_id in missing:
+                if last.placed.get(request_id) in alive:
+                    raise Violation("stream lost", f"{request_id} was placed at {last.placed[request_id]} and cannot be resumed")

@@ -37,6 +37,8 @@ class Connection:
         self.flights = [self._flight(i, wish) for i, wish in enumerate(visit.wishes)]
         self.outcome: Outcome = ""
         self.error: RequestError | None = None
+        self.placed: dict[str, Address] = {}  # where its flights were when it ended
+        self.ended_s = 0.0
         self.done = trio.Event()
 
     async def submit(self) -> None:
@@ -60,6 +62,8 @@ class Connection:
             elif patience.cancelled_caught:
                 outcome = "left"
         finally:
+            self.ended_s = trio.current_time()
+            self.placed = {flight.request_id: flight.decode for flight in self.flights if flight.decode is not None}
             if not self.life.dead:
                 for flight in self.flights:
                     self._close(flight, gone=outcome == "left" or isinstance(self.error, StreamLost))

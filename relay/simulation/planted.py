@@ -8,10 +8,8 @@ _LIFE, _COMPUTE, _FAULTS = "relay.simulation.life", "relay.simulation.compute", 
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
     # --- cancels
-    "decode loses a Cancel": (
-        (_DECODE, "            self._logs.close(key)\n            self._cancel(entry)\n", "            self._logs.close(key)\n"),
-    ),
-    "decode forgets the tombstone": ((_DECODE, "            self._tombstones.add(key)  #", "            pass  #"),),
+    "decode loses a Cancel": ((_DECODE, "            self._cancel(entry)  # its log", "            pass  # its log"),),
+    "decode forgets the tombstone": ((_DECODE, "            self._tombstones.add(key)\n", "            pass\n"),),
     "decode does not revoke a lease": (
         (
             _DECODE,
@@ -37,9 +35,9 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "            if key[0] == address and not job.revoked:\n                job.revoked = True",
         ),
     ),
-    "router loses a Cancel": ((_ROUTER, "            self._context.post(place.decode, message)\n", ""),),
+    "router loses a Cancel": ((_ROUTER, "            self._context.post(place.decode, message)\n", "            pass\n"),),
     "router places after a Cancel what it declined": (
-        (_ROUTER, "            self._places[key] = replace(place, admit=None)", "            pass"),
+        (_ROUTER, "place.admit is None or key in self._tombstones:", "place.admit is None:"),
     ),
     "gateway does not cancel what it closes": (
         (
@@ -161,7 +159,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     # --- attempts
     "an attempt number is used again": (
-        (_GATEWAY, "flight.attempt, flight.decode = flight.attempt + 1, None", "flight.attempt, flight.decode = flight.attempt, None"),
+        (_GATEWAY, "flight.attempt + 1 if not flight.resumed else now_ns(), None", "flight.attempt, None"),
     ),
     "the attempt of mail is not compared": (
         (_GATEWAY, "return flight if flight is not None and flight.attempt == attempt else None", "return flight"),
@@ -170,7 +168,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         (_GATEWAY, "if flight is None or flight.decode not in (None, message.decode):", "if flight is None:"),
     ),
     "what is not placed is not admitted again after a router's death": (
-        (_GATEWAY, "            if flight.decode is None:\n                self._admit(flight)\n", "            pass\n"),
+        (_GATEWAY, "                if flight.decode is None:\n                    self._admit(flight)\n", "                pass\n"),
     ),
     "a displaced attempt is not tried again": (
         (
@@ -221,7 +219,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "started requests are refused as overload": (
         (
             _ROUTER,
-            "if len(self._queue) >= self._config.max_queue and message.attempt == 1:",
+            "if len(self._queue) >= self._config.max_queue and not message.again:",
             "if len(self._queue) >= self._config.max_queue:",
         ),
     ),

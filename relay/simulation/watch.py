@@ -65,6 +65,7 @@ class Watch:
         self._forwarded: dict[tuple[Address, Key], None] = {}
         self._finished: dict[tuple[Address, str], None] = {}  # as this gateway was told
         self._next: dict[tuple[Address, Address, Key], int] = {}  # index of the next token that this decode actor sends to this gateway
+        self._resuming: dict[tuple[Address, str], None] = {}  # this decode actor is answering a Resume
         self._replays: Counter[tuple[Address, Address, Key]] = Counter()  # how often a row from the first token on is to come again
         self._first: dict[tuple[Address, Key], None] = {}  # first tokens that this prefill actor has sent to a gateway
         self.tried: dict[str, None] = {}  # requests in whose lone step a worker died by chance
@@ -82,8 +83,9 @@ class Watch:
                 self._leases[source, (message.request_id, message.attempt)] = Lease(to, dict.fromkeys(blocks))
             case Placed():
                 self._not_cancelled(source, (message.request_id, message.attempt), "says that it is placed")
-            case Displaced() if not message.lost and source.actor.startswith("decode/"):
-                self._not_cancelled(source, (message.request_id, message.attempt), "says that it is displaced")
+            case Displaced() if source.actor.startswith("decode/"):
+                if (source, message.request_id) not in self._resuming:
+                    self._not_cancelled(source, (message.request_id, message.attempt), "says that it is displaced")
             case Revoke():
                 lease = self._leases.get((source, (message.request_id, message.attempt)))
                 if lease is not None:
@@ -117,6 +119,7 @@ class Watch:
             if self._placed.get((address, key)) == decode:
                 del self._placed[address, key]
         elif isinstance(message, Resume):
+            self._resuming[address, message.request_id] = None
             self._replays[address, message.gateway, (message.request_id, message.attempt)] += 1
 
     def handled(self, life: "Life", address: Address, message: Message) -> None:
@@ -138,6 +141,8 @@ class Watch:
                     raise Violation("cancel lost", f"{address} has not passed on the Cancel of {key} to {place}")
         elif isinstance(message, Revoke):
             self._revoked[address, message.decode, (message.request_id, message.attempt)] = None
+        elif isinstance(message, Resume):
+            self._resuming.pop((address, message.request_id))
         elif isinstance(message, Down):
             self._is_mourned(life, address, message.address)
         elif isinstance(message, Placed | Tokens):

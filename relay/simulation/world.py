@@ -98,7 +98,7 @@ class World:
         for connection in self.connections():
             if connection.error is not None:
                 errors[connection.error.code] = errors.get(connection.error.code, 0) + 1
-        n_retries = sum(flight.attempt - 1 for connection in self.connections() for flight in connection.flights)
+        n_retries = sum(flight.n_attempts - 1 for connection in self.connections() for flight in connection.flights)
         return Outcome(
             self.trace.digest(), self.trace.n_events, self.supervisor.n_deaths, self.faults.n_struck, n_retries, outcomes, errors
         )
