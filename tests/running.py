@@ -33,8 +33,14 @@ class RunningServer:
         return {name: int(pid) for name, pid in found}
 
     def kv(self) -> dict[str, dict[str, Any]]:
-        body = self.http.get("/debug/kv").json()
-        assert body["silent"] == [], body
+        """The pools of all workers, once none is still starting: a server is ready before that."""
+        body: dict[str, Any] = {}
+
+        def all_answer() -> bool:
+            body.update(self.http.get("/debug/kv").json())
+            return body["silent"] == []
+
+        until(all_answer, 60, lambda: body)
         pools: dict[str, dict[str, Any]] = body["pools"]
         return pools
 
@@ -78,6 +84,7 @@ def running(config: Path, folder: Path) -> Iterator[RunningServer]:
     with log_path.open("wb") as log:
         command = [sys.executable, "-m", "relay", "serve", str(config), "--bind", "127.0.0.1:0"]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)})
+    server: RunningServer | None = None
     try:
         url: list[bytes] = []
 
@@ -97,12 +104,14 @@ def running(config: Path, folder: Path) -> Iterator[RunningServer]:
                 return False
 
         until(is_ready, 120, log_path.read_text)
+        server.kv()
         yield server
-        server.http.close()
         if process.poll() is None:
             assert server.stop() == 0, log_path.read_text()
         assert [path.name for path in folder.iterdir() if path.name != "server.log"] == []
     finally:
+        if server is not None:
+            server.http.close()
         if process.poll() is None:
             process.kill()
             process.wait()
