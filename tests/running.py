@@ -38,7 +38,7 @@ class RunningServer:
 
         def all_answer() -> bool:
             body.update(self.http.get("/debug/kv").json())
-            return body["silent"] == []
+            return not body["silent"]
 
         until(all_answer, 60, lambda: body)
         pools: dict[str, dict[str, Any]] = body["pools"]
