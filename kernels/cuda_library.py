@@ -1,4 +1,4 @@
-"""What launches the kernels of this room's .cu files: on the GPU through CuPy, and in tests on the emulator, by the same call.
+"""What launches the kernels of this room's .cu files: on the GPU through CuPy, and on the emulator, by the same call.
 
     CUDA.launch(Launch(program, "paged_decode"), grid, block, arguments, shared)
 

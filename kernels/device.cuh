@@ -1,7 +1,7 @@
 // The device layer: what every .cu here is written against, and the only file with inline PTX.
 //
 // Needs no header of the CUDA toolkit, so that NVRTC compiles the files of this folder from nothing else. On the CPU (RELAY_EMULATOR) the
-// emulator in tests/emulator gives the same functions the same meaning. Floating-point contraction is off (--fmad=false): a product and a
+// emulator in kernels/emulator gives the same functions the same meaning. Floating-point contraction is off (--fmad=false): a product and a
 // sum are one operation where the source says fmaf, and nowhere else, so that two kernels which share code share bits.
 #pragma once
 

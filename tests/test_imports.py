@@ -24,7 +24,7 @@ SAME_ROW = {("engine", "model"), ("config", "errors"), ("cli", "serve"), ("__mai
 def sources() -> list[tuple[str, Path]]:
     found = [(path.relative_to(ROOT / "relay").parts[0].removesuffix(".py"), path) for path in sorted((ROOT / "relay").rglob("*.py"))]
     for folder in ("actors", "kernels"):
-        found += [(folder, path) for path in sorted((ROOT / folder).glob("*.py"))]
+        found += [(folder, path) for path in sorted((ROOT / folder).rglob("*.py"))]
     return found
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from relay.kernels.emulator.compiler import Mode
+from relay.kernels.emulator.device import EmulatedDevice
 from relay.kernels.exact_matmul import PROGRAMS, exact_matmul, matmul, reference, shape_for
-from tests.emulator.compiler import Mode
-from tests.emulator.device import EmulatedDevice
 from tests.kernels.paged import relative_error, same_bits
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 1e-6}

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from relay.kernels.emulator.compiler import Mode
+from relay.kernels.emulator.device import EmulatedDevice
 from relay.kernels.kv_scatter_rope import PROGRAMS, kv_scatter_rope, reference
 from relay.model import rope
-from tests.emulator.compiler import Mode
-from tests.emulator.device import EmulatedDevice
 from tests.kernels.paged import same_bits
 
 PLAIN = EmulatedDevice(PROGRAMS)

@@ -3,11 +3,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from relay.kernels.emulator.compiler import Mode
+from relay.kernels.emulator.device import EmulatedDevice
 from relay.kernels.kv_transfer import PROGRAMS, kv_checksums, kv_transfer, reference
 from relay.kv.layout import KVLayout
 from relay.kv.memory import KVMemory
-from tests.emulator.compiler import Mode
-from tests.emulator.device import EmulatedDevice
 from tests.kernels.paged import same_bits
 
 PLAIN = EmulatedDevice(PROGRAMS)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from relay.kernels import paged_decode
+from relay.kernels.emulator.compiler import Mode
+from relay.kernels.emulator.device import EmulatedDevice
 from relay.kernels.paged_prefill import PROGRAMS, paged_prefill, reference
-from tests.emulator.compiler import Mode
-from tests.emulator.device import EmulatedDevice
 from tests.kernels.paged import Paged, paged, relative_error, same_bits
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4}

@@ -8,10 +8,10 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relay.kernels.emulator.compiler import Mode
+from relay.kernels.emulator.device import EmulatedDevice
 from relay.kernels.quant_matvec import PROGRAMS, Format, Packed, quant_matvec, reference, unpacked
 from relay.kernels.quant_packing import pack_awq, pack_fp8, pack_gguf, pack_gptq, pack_int8
-from tests.emulator.compiler import Mode
-from tests.emulator.device import EmulatedDevice
 from tests.kernels.paged import relative_error, same_bits
 
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}

@@ -14,10 +14,10 @@ from torch import Tensor
 from relay.engine.keyed_random import uniform
 from relay.engine.runner import Draw
 from relay.engine.sampler import choose
+from relay.kernels.emulator.compiler import Mode
+from relay.kernels.emulator.device import EmulatedDevice
 from relay.kernels.sample_tokens import MOST_TOP, PROGRAMS, ROW, Drawn, DrawRow, drawn, pack, reference, sample_tokens, tally_tokens
 from relay.messages import Sampling
-from tests.emulator.compiler import Mode
-from tests.emulator.device import EmulatedDevice
 from tests.kernels.paged import same_bits
 
 PLAIN = EmulatedDevice(PROGRAMS)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from relay.kernels.cuda_compiler import Program
 from relay.kernels.cuda_library import Launch
-from tests.emulator.compiler import Mode
-from tests.emulator.device import EmulatedDevice, EmulatorError
+from relay.kernels.emulator.compiler import Mode
+from relay.kernels.emulator.device import EmulatedDevice, EmulatorError
 
 PROGRAMS = tuple(Program("misuse", (("ELEMENT", kind),)) for kind in ("bf16", "fp16"))
 SOURCE = Path(__file__).parent / "misuse.cu"

@@ -1,6 +1,6 @@
 // The end of a program: how its kernels are called from Python, in this process or (with a sanitizer) as a process of its own.
 //
-// `kernels` (name, function) is written by tests/emulator/compiler.py. A sanitizer's process reads one launch from a file and writes the
+// `kernels` (name, function) is written by kernels/emulator/compiler.py. A sanitizer's process reads one launch from a file and writes the
 // buffers back: every buffer is an allocation of its exact size.
 #pragma once
 #include <unistd.h>

@@ -1,9 +1,12 @@
 """Compile the programs of one .cu for the emulator: all its variants in one binary, by the machine's C++ compiler.
 
-binary("paged_decode", PROGRAMS, "plain")     -> a shared library, called in this process
-binary("paged_decode", PROGRAMS, "address")   -> an executable with the address and undefined-behaviour sanitizers, "thread": races
+    binary(source, PROGRAMS, "plain")     -> a shared library, called in this process
+    binary(source, PROGRAMS, "address")   -> an executable with the address and undefined-behaviour sanitizers; "thread": races
+
+Kept under a hash of everything that goes in; processes that ask at once compile once.
 """
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -11,10 +14,12 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
+from relay.errors import KernelsUnavailable
 from relay.kernels.cuda_compiler import FOLDER, Program
 
 Mode = Literal["plain", "address", "thread"]
@@ -34,22 +39,34 @@ def entry_name(program: Program, kernel: str) -> str:
 
 
 def binary(source: Path, programs: Sequence[Program], mode: Mode) -> Path:
-    """Compiled once for this content. Raises RuntimeError with what the compiler said."""
+    """Compiled once for this content. Raises KernelsUnavailable with what the compiler said."""
     unit = _unit(source, programs, mode)
     digest = hashlib.sha256(f"{unit}{FLAGS[mode]}{_compiler()}".encode())
     for path in (source, *sorted(source.parent.glob("*.cuh")), *sorted(HERE.glob("*.h"))):
         digest.update(path.read_bytes())
     place = _cache() / f"{source.stem}-{mode}-{digest.hexdigest()[:24]}"
-    if not place.exists():
-        with tempfile.TemporaryDirectory(dir=place.parent) as folder:
-            text, made = Path(folder) / "unit.cpp", Path(folder) / "made"
-            text.write_text(unit)
-            command = [_compiler(), *FLAGS[mode], f"-I{HERE}", f"-I{source.parent}", f"-I{FOLDER}", str(text), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"{source.name} does not compile for the emulator:\n{done.stderr[:6000]}")
-            made.replace(place)
+    with _locked(place):
+        if not place.exists():
+            _compile(source, unit, mode, place)
     return place
+
+
+def _compile(source: Path, unit: str, mode: Mode, place: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        text, made = Path(folder) / "unit.cpp", Path(folder) / "made"
+        text.write_text(unit)
+        command = [_compiler(), *FLAGS[mode], f"-I{HERE}", f"-I{source.parent}", f"-I{FOLDER}", str(text), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise KernelsUnavailable(f"{source.name} does not compile for the emulator:\n{done.stderr[:6000]}")
+        made.replace(place)
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    with place.with_name(f"{place.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def kernels_of(source: Path) -> list[str]:
@@ -84,7 +101,7 @@ def _unit(source: Path, programs: Sequence[Program], mode: Mode) -> str:
 def _compiler() -> str:
     found = shutil.which("g++")
     if found is None:
-        raise RuntimeError("the emulator needs g++ 11 or later; install it")
+        raise KernelsUnavailable("the emulator needs g++ 11 or later; install it")
     return found
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from relay.kernels.cuda_compiler import Program
 from relay.kernels.cuda_library import Argument, Grid, Launch
-from tests.emulator.compiler import Mode, binary, entry_name
+from relay.kernels.emulator.compiler import Mode, binary, entry_name
 
 _SANITIZERS: Final = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
