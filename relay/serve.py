@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,8 +55,7 @@ class EngineMemory:
 
     def of_epoch(self, epoch: int) -> dict[str, int]:
         """Called when the last epoch's process has been reaped."""
-        for fd in self.fds.values():
-            os.close(fd)
+        threading.Thread(target=_close_all, args=(tuple(self.fds.values()),)).start()  # giving back gigabytes takes its time
         self.fds = {}
         self.fds["kv"] = create(f"relay-kv-{self.name}-{epoch}", self.pool_bytes)
         self.fds["board"] = create(f"relay-board-{self.name}-{epoch}", BOARD_BYTES)
@@ -64,6 +64,11 @@ class EngineMemory:
     def suspects(self) -> tuple[tuple[str, ...], bool]:
         """Whose step the last epoch died in."""
         return read_board(self.fds["board"]) if "board" in self.fds else ((), False)
+
+
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def worker_spec(worker: PlannedWorker, listen_fd: int, weights_fd: int | None) -> WorkerSpec:
@@ -112,7 +117,7 @@ async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | 
         async def on_ask(kind: str, body: bytes) -> bytes | None:
             match kind:
                 case "admin.processes":
-                    return msgspec.json.encode(supervisor.table())
+                    return msgspec.json.encode({"workers": supervisor.table(), "spares": supervisor.spares()})
                 case "admin.drain":
                     return b"yes" if supervisor.recycle(body.decode()) else b"no"
             return None

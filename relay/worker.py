@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,12 @@ from relay.runtime.host import Host, Hosted, run_host
 from relay.runtime.node import Context
 
 if TYPE_CHECKING:
+    from relay.engine.measured import Measured
     from relay.engine.start import Compute
     from relay.faults import Faults
     from relay.kv.memory import KVMemory
 
+_POPULATE_BYTES, _POPULATE_EVERY_S = 2 << 20, 0.005
 _TASK = msgspec.msgpack.Decoder(Task)
 
 
@@ -158,6 +161,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     from relay.actors.decode import DecodeActor
     from relay.actors.prefill import PrefillActor
     from relay.engine.board import StepBoard
+    from relay.engine.measured import Measured
     from relay.engine.metrics import EngineMetrics
     from relay.engine.start import start_engine
     from relay.kv.book import BlockBook
@@ -168,14 +172,19 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     sys.setswitchinterval(0.0001)  # the loop and the compute thread share a GIL: 5 ms would be longer than a decode step
     worker, epoch = host.start.worker, host.start.epoch
     memory = KVMemory(task.layout, fds["kv"])
-    memory.populate()
+    background = []
+    if epoch == 1:
+        memory.populate()
+    else:
+        background.append(partial(_populate_slowly, memory))
+    measured = Measured(Path(host.start.run_dir) / f"measured-{worker}.json")
     book, metrics = BlockBook(task.layout.n_blocks, caching=task.config.engine.prefix_cache), EngineMetrics()
-    compute = _compute(task, fds, memory)
+    compute = _compute(task, fds, memory, measured)
     if faults is not None:
         from relay.faults import FaultyRunner
 
         compute = replace(compute, runner=FaultyRunner(compute.runner, faults, task.config.runtime.poison_token))
-    engine = start_engine(compute, task.config.engine, book, StepBoard(fds["board"]))
+    engine = start_engine(compute, task.config.engine, book, StepBoard(fds["board"]), measured)
     engine.subscribe(metrics.on_report)
 
     def fd_of(address: Address) -> int | None:
@@ -213,14 +222,23 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
                 await actor.drain()
 
     structlog.get_logger().info("engine loaded", actors=list(actors), blocks=task.layout.n_blocks, threads=task.threads)
-    return Hosted(actors=actors, on_ask=on_ask, progress=engine.progress, on_drain=on_drain, background=[engine.run])
+    return Hosted(actors=actors, on_ask=on_ask, progress=engine.progress, on_drain=on_drain, background=[engine.run, *background])
 
 
-def _compute(task: EngineTask, fds: dict[str, int], memory: "KVMemory") -> "Compute":
+async def _populate_slowly(memory: "KVMemory") -> None:
+    """After a restart others recover, and need the cores: a little at a time."""
+    for start in range(0, memory.layout.pool_bytes, _POPULATE_BYTES):
+        memory.populate(start, _POPULATE_BYTES)
+        await trio.sleep(_POPULATE_EVERY_S)
+
+
+def _compute(task: EngineTask, fds: dict[str, int], memory: "KVMemory", measured: "Measured") -> "Compute":
     if task.runner == "native":
         from relay.engine.native_compute import native_compute
 
-        compute = native_compute(memory, fds["weights"], threads=task.threads, activations=task.config.engine.activations)
+        compute = native_compute(
+            memory, fds["weights"], threads=task.threads, activations=task.config.engine.activations, measured=measured
+        )
         os.close(fds["weights"])
         return compute
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # read when torch loads its OpenMP: two workers share cores, and a spinner starves the other
@@ -229,5 +247,25 @@ def _compute(task: EngineTask, fds: dict[str, int], memory: "KVMemory") -> "Comp
     return reference_compute(Path(task.model_path), memory, task.threads)
 
 
+def preload() -> None:
+    """Import what any worker may need but torch, which only the reference runner does."""
+    import relay.actors.decode
+    import relay.actors.gateway
+    import relay.actors.limiter
+    import relay.actors.prefill
+    import relay.actors.quota
+    import relay.actors.router
+    import relay.engine.metrics
+    import relay.engine.native_compute
+    import relay.faults
+    import relay.http.app
+    import relay.http.resume
+    import relay.http.routes
+    import relay.http.server
+    import relay.kv.pools
+    import relay.ledger.metrics
+    import relay.model.text_files  # noqa: F401
+
+
 if __name__ == "__main__":
-    run_host(int(sys.argv[1]), int(sys.argv[2]), assemble)
+    run_host(int(sys.argv[1]), int(sys.argv[2]), assemble, preload)

@@ -32,8 +32,12 @@ class RunningServer:
         found = re.findall(r"^ +(\S+) +started, pid (\d+)$", self.log(), re.MULTILINE)
         return {name: int(pid) for name, pid in found}
 
+    def ready(self) -> set[str]:
+        """Workers that have been ready. A server is ready before all of them are."""
+        return set(re.findall(r"^ +(\S+) +ready after ", self.log(), re.MULTILINE))
+
     def kv(self) -> dict[str, dict[str, Any]]:
-        """The pools of all workers, once none is still starting: a server is ready before that."""
+        """The pools of all workers, once none is still starting."""
         body: dict[str, Any] = {}
 
         def all_answer() -> bool:
@@ -104,7 +108,7 @@ def running(config: Path, folder: Path) -> Iterator[RunningServer]:
                 return False
 
         until(is_ready, 120, log_path.read_text)
-        server.kv()
+        until(lambda: len(server.pids()) == len(server.ready()), 120, log_path.read_text)
         yield server
         if process.poll() is None:
             assert server.stop() == 0, log_path.read_text()

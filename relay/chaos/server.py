@@ -44,7 +44,9 @@ class ServerUnderTest:
         deadline = time.monotonic() + 180
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise StartError(f"the server does not start: {self.log()[-2000:]}")
+                words = self.log()[-2000:]
+                self.__exit__()
+                raise StartError(f"the server does not start: {words}")
             time.sleep(0.1)
         return self
 
@@ -64,8 +66,10 @@ class ServerUnderTest:
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """The process table."""
-        rows = self._get("/admin/workers")["workers"]
-        return {row["worker"]: row for row in rows}
+        return {row["worker"]: row for row in self._processes()["workers"]}
+
+    def _processes(self) -> Any:
+        return self._get("/admin/workers")
 
     def all_up(self) -> bool:
         try:
@@ -103,7 +107,8 @@ class ServerUnderTest:
     def stray_processes(self) -> int:
         """Processes of this server's session that the process table does not know."""
         assert self._process is not None
-        known = {row["pid"] for row in self.workers().values()} | {self._process.pid}
+        table = self._processes()
+        known = {row["pid"] for row in table["workers"]} | {*table["spares"], self._process.pid}
         strays = 0
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) not in known:

@@ -1,5 +1,6 @@
 """`relay chaos CONFIG`: kill parts of a real server under real load, and show that nothing is lost."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def chaos(config: Path, plan: str, n_requests: int, concurrency: int, tokens: in
         every_s = float(least), float(most if colon else least)
     except ValueError:
         raise click.BadParameter(f"`{every}`; expected seconds like 0.5:2.0", param_hint="--every") from None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server that we started ends with us
     console = Console(stderr=True)
     asked = specs(tokens)
     rows: list[Row] = []

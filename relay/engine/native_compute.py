@@ -9,20 +9,21 @@ from typing import Literal
 
 import numpy as np
 
+from relay.engine.measured import Measured
 from relay.engine.native.runner import NativeRunner
-from relay.engine.runner import Batch
-from relay.engine.start import Compute
+from relay.engine.start import Compute, step_ms
 from relay.kv.memory import KVMemory
 
 _PROBE_ROWS = 64
 
 
-def native_compute(memory: KVMemory, weights_fd: int, *, threads: int, activations: Literal["a16", "a8"]) -> Compute:
+def native_compute(memory: KVMemory, weights_fd: int, *, threads: int, activations: Literal["a16", "a8"], measured: Measured) -> Compute:
     """The descriptor stays the caller's. Raises ModelError, KernelsUnavailable."""
     runner = NativeRunner(memory, weights_fd, threads=threads, activations=activations)
     weight_bytes = runner.mapping.size
-    bytes_per_s = _bandwidth(runner, threads)
-    row_ns = _row_ns(runner)
+    bytes_per_s = measured.value("bytes_per_s", lambda: _bandwidth(runner, threads))
+    n_rows = min(_PROBE_ROWS, memory.layout.n_blocks * memory.layout.block_tokens)
+    row_ns = measured.value("row_ns", lambda: 1e6 * step_ms(runner, n_rows) / n_rows)
     kv_token_bytes = memory.layout.block_bytes // memory.layout.block_tokens
 
     def floor_ns(n_rows: int, n_kv_tokens: int) -> int:
@@ -43,23 +44,3 @@ def _bandwidth(runner: NativeRunner, threads: int) -> float:
             list(pool.map(np.bitwise_xor.reduce, parts))
             best = min(best, time.perf_counter() - started)
     return words.nbytes / best
-
-
-def _row_ns(runner: NativeRunner) -> float:
-    """Nanoseconds of a row among many, where arithmetic is the limit; the best of three steps without history."""
-    size = runner.layout.block_tokens
-    n_rows = min(_PROBE_ROWS, runner.layout.n_blocks * size)
-    batch = Batch(
-        np.zeros(n_rows, dtype=np.int32),
-        np.arange(n_rows, dtype=np.int32),
-        np.zeros(n_rows, dtype=np.int32),
-        np.arange(-(-n_rows // size), dtype=np.int32)[None],
-        np.empty(0, dtype=np.int32),
-        (),
-    )
-    best = float("inf")
-    for _ in range(3):
-        started = time.perf_counter_ns()
-        runner.step(batch)
-        best = min(best, time.perf_counter_ns() - started)
-    return best / n_rows

@@ -10,6 +10,7 @@ from relay.config import EngineConfig
 from relay.engine.board import StepBoard
 from relay.engine.engine import Engine
 from relay.engine.host import EngineHost
+from relay.engine.measured import Measured
 from relay.engine.runner import Batch, Runner
 from relay.kv.book import BlockBook
 from relay.policy.batching import StepClock
@@ -26,10 +27,12 @@ class Compute:
     on_thread_start: Callable[[], None]
 
 
-def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard) -> EngineHost:
+def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard, measured: Measured) -> EngineHost:
     """An engine that has computed, so that its first request finds everything warm."""
     runner = compute.runner
-    few, many = _step_ms(runner, 1), _step_ms(runner, MANY_ROWS)
+    runner.step(_prompt(runner, 1))
+    few = measured.value("few_rows_ms", lambda: step_ms(runner, 1))
+    many = measured.value("many_rows_ms", lambda: step_ms(runner, MANY_ROWS))
     tile_ms = max((many - few) / max(1, MANY_ROWS // runner.tile_rows - 1), 1e-3)
     engine = Engine(
         runner,
@@ -43,11 +46,22 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
     return EngineHost(engine, max_running=config.max_running, on_thread_start=compute.on_thread_start)
 
 
-def _step_ms(runner: Runner, n_rows: int) -> float:
-    """Milliseconds of a prompt's step; the first calls also build what libraries build lazily. Nobody holds a block yet."""
+def step_ms(runner: Runner, n_rows: int) -> float:
+    """Milliseconds of a prompt's step, at best."""
+    batch = _prompt(runner, n_rows)
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        runner.step(batch)
+        times.append(1e3 * (time.perf_counter() - started))
+    return min(times)
+
+
+def _prompt(runner: Runner, n_rows: int) -> Batch:
+    """A step of one prompt, at most as long as the pool. Nobody holds a block yet."""
     size = runner.layout.block_tokens
     n_rows = min(n_rows, runner.layout.n_blocks * size)
-    batch = Batch(
+    return Batch(
         np.zeros(n_rows, dtype=np.int32),
         np.arange(n_rows, dtype=np.int32),
         np.zeros(n_rows, dtype=np.int32),
@@ -55,9 +69,3 @@ def _step_ms(runner: Runner, n_rows: int) -> float:
         np.empty(0, dtype=np.int32),
         (),
     )
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        runner.step(batch)
-        times.append(1e3 * (time.perf_counter() - started))
-    return min(times)

@@ -116,9 +116,9 @@ class ServerRoutes:
         await exchange.respond(202, b'{"armed":true}')
 
     async def workers(self, exchange: Exchange) -> None:
-        """The process table: every worker's pid, epoch, restarts, state and last death."""
+        """The process table: every worker's pid, epoch, restarts, state and last death; and the pids of spare processes."""
         answers = await self._ask("admin.processes", b"", _ANSWER_WITHIN_S)
-        await exchange.respond(200, b'{"workers":' + answers.answers.get(SUPERVISOR, b"[]") + b"}")
+        await exchange.respond(200, answers.answers.get(SUPERVISOR, b'{"workers":[],"spares":[]}'))
 
     async def drain_worker(self, exchange: Exchange) -> None:
         """Restart one worker without losing a request: what runs there goes on elsewhere. Answers when it has begun."""

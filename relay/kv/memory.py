@@ -37,9 +37,11 @@ class KVMemory:
         words = layout.page_bytes // 8
         self.pages: NDArray[np.uint64] = np.frombuffer(self._map, dtype=np.uint64).reshape(layout.n_layers, 2, layout.n_blocks, words)
 
-    def populate(self) -> None:
-        """Touch every page now, so that the first requests don't pay for it."""
-        self._map.madvise(23)  # MADV_POPULATE_WRITE
+    def populate(self, start: int = 0, size: int | None = None) -> None:
+        """Touch every page of `size` bytes from `start` on (a multiple of the page size), so that the first requests don't pay for it.
+        Raises OSError where there is no memory, which would be a SIGBUS later."""
+        size = len(self._map) - start if size is None else min(size, len(self._map) - start)
+        self._map.madvise(23, start, size)  # MADV_POPULATE_WRITE
 
     def copy_layer(self, layer: int, blocks: NDArray[np.int32], target: "KVMemory", target_blocks: NDArray[np.int32]) -> None:
         """Copy one layer of `blocks` into `target_blocks` of another pool, in order."""

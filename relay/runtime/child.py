@@ -39,6 +39,14 @@ class Child:
         self.control = ControlChannel(ours)
         self.pid = self._popen.pid
 
+    def is_alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def close(self) -> None:
+        """Of a process that is dead and reaped."""
+        os.close(self._pidfd)
+        self.control.close()
+
     def kill(self) -> None:
         """SIGKILL to its whole group; ends a stopped process too. Of no effect once it is reaped."""
         if self._popen.returncode is None:
@@ -59,8 +67,7 @@ class Child:
             self.kill()
             await self.died()
             code = self._popen.wait()
-            os.close(self._pidfd)
-            self.control.close()
+            self.close()
         return signal.Signals(-code).name if code < 0 else f"exit {code}"
 
 

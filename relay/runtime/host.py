@@ -9,6 +9,7 @@ on to the supervisor: a service manager sends it to a whole group of processes, 
 
 import inspect
 import itertools
+import select
 import signal
 import socket
 import sys
@@ -172,17 +173,19 @@ class Host:
 Assemble = Callable[[Start, dict[str, int], Host], Hosted | Awaitable[Hosted]]
 
 
-def run_host(fd: int, ppid: int, assemble: Assemble) -> None:
+def run_host(fd: int, ppid: int, assemble: Assemble, preload: Callable[[], None] = lambda: None) -> None:
     """Be a worker, on the main thread, until the process ends: returns when drained, else exits with 1.
 
     `fd` is the control socket, `ppid` the root's pid. `assemble(start, fds, host)` owns `fds`; raising StartError it says that starting
-    again will not help.
+    again will not help. `preload` is called where no `Start` has come yet: we are a spare, and have the time.
     """
     die_with(ppid)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)  # a grandchild that held it would keep the end of file away
+    if not select.select([sock], [], [], 0)[0]:
+        preload()
     if not trio.run(_main, sock, assemble):
         sys.exit(1)
 

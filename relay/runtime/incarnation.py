@@ -5,7 +5,7 @@ It ends by itself, or is killed: never ready, silent, hung in one step, not read
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,10 +77,10 @@ class Incarnation:
             self._child.kill()
         self._scope.cancel()
 
-    async def run(self, command: Sequence[str], start: Start, fds: Mapping[str, int], on_started: Callable[[int], None]) -> Death:
-        """Live. The descriptors stay the caller's. Afterwards the process is reaped, however this ends."""
+    async def run(self, take: Callable[[], Child], start: Start, fds: Mapping[str, int], on_started: Callable[[int], None]) -> Death:
+        """Live, in a process from `take`. The descriptors stay the caller's. Afterwards the process is reaped, however this ends."""
         try:
-            child = self._child = Child(command)
+            child = self._child = take()
         except OSError as error:
             return Death(f"cannot be started: {error}")
         self.pid = child.pid

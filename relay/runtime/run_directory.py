@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PREFIX = "relay-"
+PREFIX = "relayserve-"
 
 
 @contextmanager

@@ -26,8 +26,10 @@ from relay.runtime.frames import Answer, Answers, Ask, Control, Drain, Fault, Le
 from relay.runtime.incarnation import Death, Incarnation
 from relay.runtime.peers import socket_name
 from relay.runtime.restart import RestartPolicy
+from relay.runtime.spares import Spares
 
 _SIGNALS_ARRIVE_WITHIN_S = 0.25
+_UNREADY_LIVES = 4
 _LATER_RANKS_S = 2.0  # what a rank has to drain when those before it used up the deadline
 _log = structlog.get_logger()
 
@@ -115,7 +117,8 @@ class Supervisor:
         names = [spec.name for spec in specs]
         if len(dict.fromkeys(names)) != len(names) or any("/" in name or not name for name in names):
             raise StartError(f"worker names must differ, and be file names: {', '.join(names)}")
-        self._run_dir, self._settings, self._command, self._on_event = run_dir, settings, tuple(command), on_event
+        self._run_dir, self._settings, self._on_event = run_dir, settings, on_event
+        self._spares = Spares(command, settings.spares, self._all_up)
         self._members = {spec.name: _Member(spec) for spec in specs}
         self._asks = Asks(on_ask)
         self._failure: StartError | None = None
@@ -123,12 +126,15 @@ class Supervisor:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until drained; started once every worker was ready once (or drained before). No worker is left, however this ends."""
-        async with trio.open_nursery() as self._nursery:
-            for member in self._members.values():
-                self._nursery.start_soon(self._keep, member)
-            for member in self._members.values():
-                await member.ready_once.wait()
-            task_status.started()
+        async with trio.open_nursery() as around:
+            around.start_soon(self._spares.run)
+            async with trio.open_nursery() as self._nursery:
+                for member in self._members.values():
+                    self._nursery.start_soon(self._keep, member)
+                for member in self._members.values():
+                    await member.ready_once.wait()
+                task_status.started()
+            around.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
 
@@ -199,6 +205,13 @@ class Supervisor:
         absent = tuple(name for name, m in self._members.items() if name not in live and not m.ended.is_set())
         return await self._asks.gather(kind, body, deadline_s, live, absent)
 
+    def spares(self) -> tuple[int, ...]:
+        """The pids of processes that wait to replace a dead one."""
+        return self._spares.pids()
+
+    def _all_up(self) -> bool:
+        return not self._draining and all(member.up is not None for member in self._members.values())
+
     def table(self) -> tuple[WorkerRow, ...]:
         return tuple(self._row(member) for member in self._members.values())
 
@@ -222,6 +235,8 @@ class Supervisor:
             try:
                 if death.start_error and not member.ready_once.is_set():
                     raise StartError(f"worker {name} cannot start: {death.reason}")
+                if not death.announced and not member.ready_once.is_set() and member.epoch >= _UNREADY_LIVES:
+                    raise StartError(f"worker {name} died {member.epoch} times before it was ever ready; the last time: {death.reason}")
                 wait_s = settings.first_backoff_s if death.announced else policy.died(trio.current_time(), death.reason)
             except StartError as error:
                 self._failure = error
@@ -256,7 +271,7 @@ class Supervisor:
                 payload=spec.payload,
             )
             death = await life.run(
-                self._command, start, member.fds, lambda pid: self._tell_event("worker_started", worker=spec.name, epoch=epoch, pid=pid)
+                self._spares.take, start, member.fds, lambda pid: self._tell_event("worker_started", worker=spec.name, epoch=epoch, pid=pid)
             )
         finally:
             member.life, member.last_death = None, death.reason
@@ -315,6 +330,8 @@ class Supervisor:
         life.tell(msgspec.structs.replace(up, fd_names=()))
         member.up = up
         member.ready_once.set()
+        if self._all_up():
+            self._spares.refill()
         self._tell_event("worker_ready", worker=life.worker, epoch=life.epoch, in_s=round(trio.current_time() - life.started_at, 3))
 
     async def _on_ask(self, life: Incarnation, ask: Ask) -> None:

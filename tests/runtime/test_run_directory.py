@@ -21,7 +21,7 @@ def test_it_is_private_and_removed_however_it_ends(tmp_path: Path) -> None:
 
 
 def test_only_what_nobody_locks_is_swept(tmp_path: Path) -> None:
-    stale, beginning, other = tmp_path / "relay-stale", tmp_path / "relay-beginning", tmp_path / "relay-file"
+    stale, beginning, other = tmp_path / "relayserve-stale", tmp_path / "relayserve-beginning", tmp_path / "relayserve-file"
     stale.mkdir()
     (stale / "lock").touch()
     (stale / "a.1.sock").touch()
