@@ -2,8 +2,8 @@
 
     CUDA.launch(Launch(program, "paged_decode"), grid, block, arguments, shared)
 
-The only place that imports CuPy. A program is a cubin that was built before (`cuda_compiler.build`), else CuPy's NVRTC compiles it once. A
-launch goes to torch's current stream, allocates nothing and waits for nothing; the first one of a kernel loads it, so it must come before a
+This and `cuda_devices` alone import CuPy. A program is a cubin that was built before (`cuda_compiler.build`), else CuPy's NVRTC compiles
+it once. A launch goes to torch's current stream, allocates nothing and waits for nothing; the first one of a kernel loads it, so it must come before a
 graph is captured. Under capture scalars are baked in; what changes between replays lies in device tensors. One device per process.
 """
 

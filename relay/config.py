@@ -17,6 +17,7 @@ from relay.errors import ConfigError
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = get_args(Role)
+Device = Literal["cpu", "cuda"]
 
 
 def _doc(text: str, **bounds: Any) -> Meta:
@@ -73,14 +74,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     runner: Annotated[
         Literal["auto", "native", "reference"],
-        _doc("who computes: `native` is C++ on the CPU, `reference` torch with fixed tiles; auto: native where it can be had"),
+        _doc("who computes on CPUs: `native` is C++, `reference` torch with fixed tiles; auto: native where it can be had"),
     ] = "auto"
     activations: Annotated[
         Literal["a16", "a8"], _doc("native: inputs of matrices have 15 bits, or 8: less exact, and faster with many rows")
     ] = "a16"
     kv_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
-        _doc("type of the KV cache; auto: bfloat16 native, float32 reference; the reference knows no float16 and int8"),
+        _doc("type of the KV cache; auto: bfloat16, the reference float32. The reference knows these two, GPUs bfloat16 and float16"),
     ] = "auto"
     block_tokens: Annotated[int, _doc("tokens a KV block holds", ge=16, le=16)] = 16
     kv_memory_mib: Annotated[int, _doc("KV pool of each worker, unless the worker says otherwise", ge=1)] = 1024
@@ -114,7 +115,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: Annotated[str, _doc("processes are NAME-0, NAME-1, ...", pattern="^[a-z][a-z0-9_]{0,31}$")]
     roles: Annotated[tuple[Role, ...], _doc("[prefill], [decode], or both: an aggregated worker", min_length=1, max_length=2)]
-    device: Annotated[Literal["cpu"], _doc("where it computes")] = "cpu"
+    device: Annotated[Device, _doc("where it computes; the same for all workers: pools of different devices exchange no blocks")] = "cpu"
+    gpus: Annotated[
+        tuple[Annotated[int, Meta(ge=0)], ...],
+        _doc("cuda: GPU of each of the `count` processes, by number; one may serve several. Default: each worker has the next one"),
+    ] = ()
     count: Annotated[int, _doc("how many such processes", ge=1, le=64)] = 1
     threads: Annotated[int | Literal["auto"], _doc("compute threads; auto: one per core, an idle worker uses none")] = "auto"
     affinity: Annotated[tuple[int, ...], _doc("cores to stay on; empty: any")] = ()
@@ -188,6 +193,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     runtime: RuntimeConfig = RuntimeConfig()
     log: LogConfig = LogConfig()
 
+    @property
+    def device(self) -> Device:
+        """Of all engine workers."""
+        return self.workers[0].device
+
+    def gpus(self) -> tuple[int, ...]:
+        """Number of each engine process's GPU, in the order of `workers`; empty on CPUs."""
+        found: list[int] = []
+        for worker in self.workers:
+            if worker.device == "cuda":
+                found += worker.gpus or range(len(found), len(found) + worker.count)
+        return tuple(found)
+
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """PyYAML keeps the last of two equal keys in silence; a config must not."""
@@ -210,6 +228,11 @@ _UniqueKeyLoader.yaml_implicit_resolvers = {  # a date stays the text that it is
 }
 
 T = TypeVar("T")
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of a config file, made of the structs; editors take it to complete and to check. `_check` knows what it cannot say."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "RelayServe", **msgspec.json.schema(Config)}
 
 
 def load(path: Path) -> Config:
@@ -290,8 +313,26 @@ def _check(config: Config, where: str) -> None:
     for worker in config.workers:
         if len(dict.fromkeys(worker.roles)) != len(worker.roles):
             raise ConfigError(f"{where}: worker `{worker.name}` names a role twice")
+        if worker.gpus and worker.device != "cuda":
+            raise ConfigError(
+                f"{where}: worker `{worker.name}` names gpus and computes on {worker.device}; say device: cuda, or leave them out"
+            )
+        if worker.gpus and len(worker.gpus) != worker.count:
+            raise ConfigError(
+                f"{where}: worker `{worker.name}` has count {worker.count} and names {len(worker.gpus)} gpus; name one for each"
+            )
         if isinstance(worker.threads, int) and worker.threads < 1:
             raise ConfigError(f"{where}: worker `{worker.name}`: threads is {worker.threads}; expected `auto` or 1 and more")
+
+    _check_devices(config, where)
+
+
+def _check_devices(config: Config, where: str) -> None:
+    devices = list(dict.fromkeys(worker.device for worker in config.workers))
+    if len(devices) > 1:
+        raise ConfigError(f"{where}: workers compute on {' and '.join(devices)}, which exchange no KV; give all the same device")
+    if config.device == "cuda" and config.engine.runner != "auto":
+        raise ConfigError(f"{where}: engine.runner is {config.engine.runner}, which computes on CPUs; with device: cuda leave it out")
 
 
 def split_bind(bind: str, where: str = "--bind") -> tuple[str, int]:

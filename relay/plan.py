@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from relay.config import ROLES, Config, Role, WorkerConfig
+from relay.config import ROLES, Config, EngineConfig, Role, WorkerConfig
 from relay.engine.native.runner import native_layout
 from relay.errors import ConfigError
 from relay.kv.layout import KVLayout
@@ -17,28 +17,34 @@ from relay.model.load import read_spec
 from relay.model.size import n_weights
 from relay.model.spec import ModelSpec
 
-Runner = Literal["native", "reference"]
+Runner = Literal["native", "reference", "cuda"]
+_GPU_BLOCK_TYPES = ("bfloat16", "float16")
 
 
 class GatewayTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Payload of a gateway worker."""
+    """Payload of a gateway worker. quota: the actor that asks for places of keys, where there are keys."""
 
     config: Config
     model_path: str
     actor: str
+    quota: str | None
     max_context: int
     created: int
 
 
 class RouterTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Payload of the router's worker."""
+    """Payload of the router's worker. limiter: the actor that counts what keys use, where there are keys."""
 
     config: Config
     actor: str
+    limiter: str | None
 
 
 class EngineTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Payload of a prefill, decode or aggregated worker. actors: by role; one in `reserve` is taken only while nobody lives whose it is."""
+    """Payload of a prefill, decode or aggregated worker.
+
+    actors: by role; one in `reserve` is taken only while nobody lives whose it is. gpu: its number; None on CPUs.
+    """
 
     config: Config
     model_path: str
@@ -48,6 +54,7 @@ class EngineTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     layout: KVLayout
     threads: int
     affinity: tuple[int, ...]
+    gpu: int | None
 
 
 Task = GatewayTask | RouterTask | EngineTask
@@ -63,7 +70,11 @@ class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def actors(self) -> tuple[str, ...]:
-        return tuple(self.task.actors.values()) if isinstance(self.task, EngineTask) else (self.task.actor,)
+        match self.task:
+            case GatewayTask(actor=actor, quota=beside) | RouterTask(actor=actor, limiter=beside):
+                return (actor,) if beside is None else (actor, beside)
+            case EngineTask(actors=actors):
+                return tuple(actors.values())
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +101,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def shares_weights(self) -> bool:
         return self.runner == "native"
 
+    def gpu_bytes(self) -> dict[int, int]:
+        """Weights and KV pools on each GPU that the config uses, by its number."""
+        found: dict[int, int] = {}
+        for worker in self.workers:
+            if isinstance(worker.task, EngineTask) and worker.task.gpu is not None:
+                found[worker.task.gpu] = found.get(worker.task.gpu, 0) + self.weight_bytes + worker.task.layout.pool_bytes
+        return found
+
 
 def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int | None, why: str) -> Plan:
     """`packed_bytes` of the model as the native kernels have it; None, and `why`, if they cannot serve it.
@@ -97,8 +116,9 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
     Raises ModelError for a model that is not served, ConfigError for a pool too small to serve with.
     """
     spec = read_spec(model_path)
-    runner: Runner = "reference" if packed_bytes is None else "native"
+    runner: Runner = "cuda" if config.device == "cuda" else "reference" if packed_bytes is None else "native"
     engines: list[PlannedWorker] = []
+    gpus = config.gpus()
     counts: dict[Role, int] = {}
     in_reserve = {role: sum(worker.count for worker in config.workers if role in worker.roles) for role in ROLES}
     for worker in config.workers:
@@ -121,27 +141,38 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
                 layout=layout,
                 threads=threads_of(worker),
                 affinity=worker.affinity,
+                gpu=gpus[len(engines)] if gpus else None,
             )
             engines.append(PlannedWorker(name=f"{worker.name}-{number}", task=task, drain_rank=2, pool=layout))
     wanted = config.model.max_context or spec.max_context
     if wanted > spec.max_context:
         raise ConfigError(f"model.max_context is {wanted}, and the model was trained for {spec.max_context} tokens; ask for no more")
     max_context = min(wanted, *_largest_pools(engines))
+    has_keys = config.auth.keys_file is not None
     gateways = [
         PlannedWorker(
             name=f"gateway-{i}",
-            task=GatewayTask(config=config, model_path=str(model_path), actor=f"gateway/{i}", max_context=max_context, created=created),
+            task=GatewayTask(
+                config=config,
+                model_path=str(model_path),
+                actor=f"gateway/{i}",
+                quota=f"quota/{i}" if has_keys else None,
+                max_context=max_context,
+                created=created,
+            ),
             drain_rank=0,
         )
         for i in range(config.gateway.workers)
     ]
-    router = PlannedWorker(name="router-0", task=RouterTask(config=config, actor="router/0"), drain_rank=1)
+    router = PlannedWorker(
+        name="router-0", task=RouterTask(config=config, actor="router/0", limiter="limiter/0" if has_keys else None), drain_rank=1
+    )
     return Plan(
         config=config,
         spec=spec,
         runner=runner,
         why=why,
-        weight_bytes=4 * n_weights(spec) if packed_bytes is None else packed_bytes,
+        weight_bytes=packed_bytes or (2 if runner == "cuda" else 4) * n_weights(spec),
         max_context=max_context,
         workers=(*gateways, router, *engines),
     )
@@ -156,20 +187,18 @@ def threads_of(worker: WorkerConfig) -> int:
 
 def _layout(config: Config, worker: WorkerConfig, spec: ModelSpec, runner: Runner) -> KVLayout:
     engine = config.engine
-    if runner == "native":
+    if runner == "cuda":
+        dtype = "bfloat16" if engine.kv_dtype == "auto" else engine.kv_dtype
+        if dtype not in _GPU_BLOCK_TYPES:
+            raise ConfigError(f"engine.kv_dtype is {dtype}, which the GPU kernels do not know; use {' or '.join(_GPU_BLOCK_TYPES)}")
+        one = _token_major(spec, engine, dtype)
+    elif runner == "native":
         one = native_layout(spec, "bfloat16" if engine.kv_dtype == "auto" else engine.kv_dtype, 1)
     else:
         dtype = "float32" if engine.kv_dtype == "auto" else engine.kv_dtype
         if dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"engine.kv_dtype is {dtype}, which the reference runner does not know; use float32 or bfloat16")
-        one = KVLayout(
-            n_layers=spec.n_layers,
-            n_kv_heads=spec.n_kv_heads,
-            head_dim=spec.head_dim,
-            block_tokens=engine.block_tokens,
-            dtype=dtype,
-            n_blocks=1,
-        )
+        one = _token_major(spec, engine, dtype)
     memory = (worker.kv_memory_mib or engine.kv_memory_mib) << 20
     n_blocks = memory // one.block_bytes
     if n_blocks < 2:
@@ -178,6 +207,17 @@ def _layout(config: Config, worker: WorkerConfig, spec: ModelSpec, runner: Runne
             f"worker `{worker.name}`: kv_memory_mib is {memory >> 20}, and two blocks of this model take {need} MiB; give it more"
         )
     return msgspec.structs.replace(one, n_blocks=n_blocks)
+
+
+def _token_major(spec: ModelSpec, engine: EngineConfig, dtype: str) -> KVLayout:
+    return KVLayout(
+        n_layers=spec.n_layers,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        block_tokens=engine.block_tokens,
+        dtype=dtype,
+        n_blocks=1,
+    )
 
 
 def _largest_pools(engines: list[PlannedWorker]) -> list[int]:

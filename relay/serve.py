@@ -18,7 +18,8 @@ import trio
 
 from relay.config import Config, split_bind
 from relay.engine.board import BOARD_BYTES, read_board
-from relay.errors import StartError
+from relay.errors import KernelsUnavailable, StartError
+from relay.kernels.cuda_devices import count_gpus
 from relay.kv.memory import create
 from relay.model.source import Progress, resolve
 from relay.plan import Plan, PlannedWorker, make_plan
@@ -100,9 +101,26 @@ class Prepared:
 
 def prepare(config: Config, progress: Progress, *, only_plan: bool = False) -> Prepared:
     """Fetch the model and pack its weights (unless `only_plan`), which compiles the kernels the first time. Raises StartError."""
+    if config.device == "cuda" and not only_plan:
+        _require_gpus(config)
     path = resolve(config.model.source, sha256=config.model.sha256, progress=progress)
     weights = estimate(config, path) if only_plan else pack(config, path)
     return Prepared(make_plan(config, path, int(time.time()), weights.n_bytes, weights.note), weights)
+
+
+def _require_gpus(config: Config) -> None:
+    """Before anything is fetched. Raises KernelsUnavailable."""
+    instead = "device: cpu serves without"
+    try:
+        count = count_gpus()
+    except KernelsUnavailable as error:
+        raise KernelsUnavailable(f"the config computes on GPUs: {error}; {instead}") from error
+    highest = max(config.gpus())
+    if highest >= count:
+        raise KernelsUnavailable(
+            f"the config computes on GPU {highest}, and there are {count}, from 0 on; name others in `gpus`, or {instead}"
+        )
+    raise KernelsUnavailable(f"device: cuda can be checked and not yet served: its runner is not finished; {instead}")
 
 
 async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | None = None) -> None:

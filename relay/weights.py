@@ -33,8 +33,8 @@ def estimate(config: Config, model_path: Path) -> SharedWeights:
     from relay.kernels.cpp_library import best_instructions, find_compiler
     from relay.model.load import open_checkpoint
 
-    if config.engine.runner == "reference":
-        return SharedWeights(None, None, "the config asks for the reference")
+    if (without := _never_packed(config)) is not None:
+        return without
     try:
         best_instructions()
         find_compiler()
@@ -45,8 +45,8 @@ def estimate(config: Config, model_path: Path) -> SharedWeights:
 
 def pack(config: Config, model_path: Path) -> SharedWeights:
     """Raises ModelError; KernelsUnavailable if the config insists on the native kernels and they cannot be had."""
-    if config.engine.runner == "reference":
-        return SharedWeights(None, None, "the config asks for the reference")
+    if (without := _never_packed(config)) is not None:
+        return without
     fd = os.memfd_create("relay-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     command = [sys.executable, "-m", "relay.engine.native.pack", str(model_path), str(fd)]
     done = subprocess.run(command, pass_fds=(fd,), capture_output=True, text=True, check=False)
@@ -58,6 +58,13 @@ def pack(config: Config, model_path: Path) -> SharedWeights:
     if done.returncode == _NOT_COVERED:
         return _without(config, words)
     raise ModelError(f"the model cannot be packed for the native kernels: {words}; engine.runner: reference does without them")
+
+
+def _never_packed(config: Config) -> SharedWeights | None:
+    """Where the config itself keeps the native kernels out."""
+    if config.device == "cuda":
+        return SharedWeights(None, None, "")
+    return SharedWeights(None, None, "the config asks for the reference") if config.engine.runner == "reference" else None
 
 
 def _without(config: Config, why: str) -> SharedWeights:

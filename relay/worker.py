@@ -76,7 +76,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     actor = GatewayActor(max_attempts=config.gateway.max_attempts, on_event=metrics.on_event)
     key_metrics = KeyMetrics(metrics.registry)
     keys = None if config.auth.keys_file is None else KeyFile(Path(config.auth.keys_file))
-    quota = None if keys is None else QuotaActor()
+    quota = None if task.quota is None else QuotaActor()
     if keys is not None:
         keys.start(must=host.start.epoch == 1)
     meter = Meter(quota, key_metrics)
@@ -128,8 +128,8 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         await app.until_idle()
 
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: actor.run}
-    if quota is not None:
-        actors[task.actor.replace("gateway", "quota")] = quota.run
+    if quota is not None and task.quota is not None:
+        actors[task.quota] = quota.run
     return Hosted(actors=actors, on_ask=on_ask, on_drain=on_drain, background=[server.run, reload_keys])
 
 
@@ -150,8 +150,8 @@ def _router(task: RouterTask) -> Hosted:
         return None
 
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: actor.run}
-    if task.config.auth.keys_file is not None:
-        actors["limiter/0"] = LimiterActor(tuple(f"quota/{i}" for i in range(task.config.gateway.workers))).run
+    if task.limiter is not None:
+        actors[task.limiter] = LimiterActor(tuple(f"quota/{i}" for i in range(task.config.gateway.workers))).run
     return Hosted(actors=actors, on_ask=on_ask)
 
 

@@ -14,6 +14,13 @@ workers:
   - {name: prefill, roles: [prefill]}
   - {name: decode, roles: [decode], threads: 2}
 """
+GPU = """
+model: {source: model.gguf, name: m}
+workers:
+  - {name: prefill, roles: [prefill], device: cuda, count: 2}
+  - {name: decode, roles: [decode], device: cuda, gpus: [1]}
+  - {name: more, roles: [decode], device: cuda}
+"""
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 
 
@@ -57,6 +64,12 @@ def test_every_config_of_the_repository_loads(path: Path) -> None:
         (GOOD + "cors: {allow_origins: [page.example]}", "cors.allow_origins"),
         (GOOD + "cors: {allow_origins: ['https://page.example/']}", "cors.allow_origins"),
         (GOOD + "? [1]\n: 2", "not valid YAML"),
+        (GOOD.replace("threads: 2", "device: tpu"), "workers[1].device"),
+        (GOOD.replace("threads: 2", "device: cuda"), "workers compute on cpu and cuda"),
+        (GOOD.replace("threads: 2", "gpus: [0]"), "names gpus and computes on cpu"),
+        (GPU.replace("count: 2", "gpus: [0, 1]"), "has count 1 and names 2 gpus"),
+        (GPU.replace("gpus: [1]", "gpus: [-1]"), "workers[1].gpus"),
+        (GPU + "engine: {runner: native}", "engine.runner is native, which computes on CPUs"),
     ],
 )
 def test_a_wrong_config_is_refused_with_what_to_do(text: str, says: str) -> None:
@@ -64,6 +77,12 @@ def test_a_wrong_config_is_refused_with_what_to_do(text: str, says: str) -> None
         parse(text, where="test.yaml")
     assert says in str(caught.value)
     assert str(caught.value).startswith("test.yaml")
+
+
+def test_each_worker_has_the_next_gpu_unless_it_names_one() -> None:
+    assert parse(GPU).gpus() == (0, 1, 1, 3)
+    assert parse(GPU).device == "cuda"
+    assert parse(GOOD).gpus() == ()
 
 
 def test_a_missing_file_is_named() -> None:

@@ -1,5 +1,6 @@
 """`relay check CONFIG`: validate a config and explain what it would start, without starting anything."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -9,24 +10,27 @@ from rich.table import Table
 
 from relay import config as configuration
 from relay.cli.progress import model_progress
-from relay.plan import EngineTask, Plan
+from relay.errors import KernelsUnavailable
+from relay.kernels.cuda_devices import count_gpus
+from relay.plan import EngineTask, Plan, PlannedWorker
 from relay.serve import prepare
 
 _MIB = 1 << 20
+_PIPED_COLUMNS = 120
 
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--schema", is_flag=True, help="Print the JSON schema of config files, every field with its meaning, and stop.")
 def check(config: Path | None, schema: bool) -> None:
-    """Validate CONFIG (a YAML file) and explain what it would start and the memory it takes. Fetches the model to know its shape."""
+    """Validate CONFIG (a YAML file) and explain what it would start and the memory it takes, GPUs or not. Fetches the model for its shape."""
     if schema:
-        click.echo(msgspec.json.format(msgspec.json.encode(msgspec.json.schema(configuration.Config)), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(configuration.schema()), indent=2))
         return
     if config is None:
         raise click.UsageError("name a config file, or ask for --schema")
     settings = configuration.load(config)
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPED_COLUMNS)
     with model_progress(console) as progress:
         plan = prepare(settings, progress, only_plan=True).plan
     explain(plan, console)
@@ -43,14 +47,14 @@ def explain(plan: Plan, console: Console) -> None:
     console.print(f"listens on  {config.gateway.bind}")
     console.print(f"placement   {config.router.placement}; at most {config.router.max_queue} requests wait")
     table = Table(show_edge=False, pad_edge=False)
-    for column in ("process", "actors", "threads", "weights MiB", "KV pool MiB", "KV tokens", "batch"):
-        table.add_column(column, justify="left" if column in ("process", "actors") else "right")
+    for column in ("process", "actors", "on", "weights MiB", "KV MiB", "KV tokens", "batch"):
+        table.add_column(column, justify="left" if column in ("process", "actors", "on") else "right", no_wrap=column != "actors")
     for worker in plan.workers:
-        row = [worker.name, ", ".join(worker.actors)]
+        row = [worker.name, _actors(worker)]
         if isinstance(worker.task, EngineTask):
             layout = worker.task.layout
             row += [
-                str(worker.task.threads),
+                f"{worker.task.threads} threads" if worker.task.gpu is None else f"GPU {worker.task.gpu}",
                 "shared" if plan.shares_weights else f"{plan.weight_bytes / _MIB:.0f}",
                 f"{layout.pool_bytes / _MIB:.0f}",
                 str(layout.n_blocks * layout.block_tokens),
@@ -58,6 +62,25 @@ def explain(plan: Plan, console: Console) -> None:
             ]
         table.add_row(*row)
     console.print(table)
+    if any(isinstance(worker.task, EngineTask) and worker.task.reserve for worker in plan.workers):
+        console.print("in brackets roles that a worker takes while nobody lives whose they are")
     if plan.shares_weights:
         console.print(f"weights     {plan.weight_bytes / _MIB:.0f} MiB, packed once and shared by all engine workers")
+    for gpu, n_bytes in sorted(plan.gpu_bytes().items()):
+        console.print(f"GPU {gpu:<7} {n_bytes / _MIB:.0f} MiB of weights and KV, beside what CUDA and each process take themselves")
+    if config.device == "cuda":
+        console.print(f"GPUs here   {_gpus_here()}", markup=False)
     console.print(f"memory      {plan.total_bytes / _MIB:.0f} MiB of weights and KV in all, beside what the processes take themselves")
+
+
+def _actors(worker: PlannedWorker) -> str:
+    """Those of a role that the worker takes in need only are in brackets."""
+    reserve = {worker.task.actors[role] for role in worker.task.reserve} if isinstance(worker.task, EngineTask) else set[str]()
+    return ", ".join(f"({actor})" if actor in reserve else actor for actor in worker.actors)
+
+
+def _gpus_here() -> str:
+    try:
+        return str(count_gpus())
+    except KernelsUnavailable as error:
+        return f"none: {error}"

@@ -1,0 +1,86 @@
+"""`relay check` explains on any machine what would start; `relay serve` refuses in one line what cannot."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from relay.cli import cli
+from relay.config import Config, load
+from tests.running import ROOT
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["check", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[path.name for path in CONFIGS])
+def test_every_config_of_the_repository_is_explained(path: Path, smollm2_path: Path) -> None:
+    result = check(str(path))
+    assert result.exit_code == 0
+    config = load(path)
+    for worker in config.workers:
+        for number in range(worker.count):
+            assert f"{worker.name}-{number} " in result.stdout
+    assert "quota/" not in result.stdout
+    assert "llama, 30 layers" in result.stdout
+
+
+def test_a_gpu_config_is_explained_without_a_gpu(smollm2_path: Path) -> None:
+    """The memory of both processes is on one device; weights there are 2 bytes each."""
+    text = check(str(ROOT / "configs" / "cuda.yaml")).stdout
+    assert "by the cuda runner" in text
+    assert text.count("GPU 0 │") == 2
+    n_weights = 134_515_008
+    each = 2 * n_weights + (8192 << 20) // (30 * 2 * 3 * 16 * 64 * 2) * (30 * 2 * 3 * 16 * 64 * 2)
+    assert f"GPU 0       {2 * each / (1 << 20):.0f} MiB" in text
+    assert "GPUs here   " in text
+
+
+def test_actors_that_keys_bring_are_listed_where_they_run(tmp_path: Path, smollm2_path: Path) -> None:
+    path = tmp_path / "keyed.yaml"
+    path.write_text((ROOT / "configs" / "two-by-two.yaml").read_text() + "auth: {keys_file: keys.yaml}\n")
+    lines = {line.split()[0]: line for line in check(str(path)).stdout.splitlines() if "│" in line}
+    assert "gateway/0, quota/0" in lines["gateway-0"]
+    assert "gateway/1, quota/1" in lines["gateway-1"]
+    assert "router/0, limiter/0" in lines["router-0"]
+    assert "prefill/0, (decode/2)" in lines["prefill-0"]
+
+
+def test_the_schema_has_every_field_with_its_meaning() -> None:
+    schema = json.loads(check("--schema").stdout)
+    assert schema["$schema"].endswith("2020-12/schema")
+
+    def fields(kind: type) -> None:
+        shown = schema["$defs"][kind.__name__]
+        assert shown["additionalProperties"] is False
+        assert shown["description"]
+        for field in msgspec.structs.fields(kind):
+            entry = shown["properties"][field.name]
+            info = msgspec.inspect.type_info(field.type)
+            if isinstance(info, msgspec.inspect.StructType):
+                fields(info.cls)
+            else:
+                assert entry["description"], f"{kind.__name__}.{field.name}"
+            assert ("default" in entry) != (field.name in shown["required"] if "required" in shown else False), field.name
+
+    fields(Config)
+    assert "gpus" in schema["$defs"]["WorkerConfig"]["properties"]
+
+
+def test_a_server_without_its_gpu_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Before anything is fetched or started. On a machine that has GPUs, one that it does not have is asked for."""
+    config = tmp_path / "far.yaml"
+    config.write_text((ROOT / "configs" / "cuda.yaml").read_text().replace("gpus: [0]", "gpus: [99]"))
+    command = [sys.executable, "-m", "relay", "serve", str(config), "--bind", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+    assert re.fullmatch(r"relay: the config computes on (GPU 99, and there are \d+|GPUs: ).*; .*device: cpu serves without\n", done.stderr)
+    assert "started" not in done.stdout
