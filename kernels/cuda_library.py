@@ -3,8 +3,9 @@
     CUDA.launch(Launch(program, "paged_decode"), grid, block, arguments, shared)
 
 This and `cuda_devices` alone import CuPy. A program is a cubin that was built before (`cuda_compiler.build`), else CuPy's NVRTC compiles
-it once. A launch goes to torch's current stream, allocates nothing and waits for nothing; the first one of a kernel loads it, so it must come before a
-graph is captured. Under capture scalars are baked in; what changes between replays lies in device tensors. One device per process.
+it once. A launch goes to torch's current stream, allocates nothing and waits for nothing; the first one of a kernel loads it, so it must
+come before a graph is captured. Under capture scalars are baked in; what changes between replays lies in device tensors. One device per
+process.
 """
 
 import functools

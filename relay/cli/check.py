@@ -23,7 +23,7 @@ _PIPED_COLUMNS = 120
 @click.argument("config", type=click.Path(path_type=Path), required=False)
 @click.option("--schema", is_flag=True, help="Print the JSON schema of config files, every field with its meaning, and stop.")
 def check(config: Path | None, schema: bool) -> None:
-    """Validate CONFIG (a YAML file) and explain what it would start and the memory it takes, GPUs or not. Fetches the model for its shape."""
+    """Validate CONFIG (a YAML file) and explain what it would start and the memory it takes. Needs no GPU. Fetches the model."""
     if schema:
         click.echo(msgspec.json.format(msgspec.json.encode(configuration.schema()), indent=2))
         return
