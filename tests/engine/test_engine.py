@@ -294,6 +294,32 @@ def test_of_higher_priority_comes_first_and_is_preempted_last() -> None:
     assert worker.got[low.id] == expected(prompt_of(30), 30)
 
 
+def test_a_running_sequence_gains_a_token_in_each_step_whatever_arrives() -> None:
+    """vllm#11067: one long answer among newcomers without end."""
+    worker = Worker(n_blocks=200, budget_tiles=2)
+    long = worker.sequence(prompt_of(20), 100)
+    worker.step(Add(long))
+    while long.id not in worker.finished:
+        before = len(worker.got.get(long.id, ()))
+        worker.step(*(Add(worker.sequence(prompt_of(40, n), 2, lazy=True)) for n in range(3)))
+        assert len(worker.got.get(long.id, ())) == before + (before > 0 or long.n_computed == 20)
+    assert worker.got[long.id] == expected(prompt_of(20), 100)
+
+
+def test_who_comes_behind_a_long_prompt_is_served_when_that_is_computed() -> None:
+    """vllm#53130: a prompt of many chunks does not keep others out, and its last step has room for the next."""
+    worker = Worker(n_blocks=200, budget_tiles=2)
+    long = worker.sequence(prompt_of(1000), 5, lazy=True)
+    worker.step(Add(long))
+    newcomers = [worker.sequence(prompt_of(10, n), 2, lazy=True) for n in range(3)]
+    worker.step(*(Add(newcomer) for newcomer in newcomers))
+    steps = 0
+    while not all(newcomer.id in worker.got for newcomer in newcomers):
+        worker.step()
+        steps += 1
+    assert steps <= (1000 + 3 * 10) // 32 + 1
+
+
 def test_a_preempted_sequence_that_waits_for_blocks_does_not_hold_up_one_that_has_its_own() -> None:
     """Or an aggregated worker stands still: the lease that is not computed holds the very blocks. (simulation, seed 23)"""
     worker = Worker(n_blocks=4, budget_tiles=1)
