@@ -40,7 +40,7 @@ def test_a_prompt_that_ends_within_a_character_is_not_sent_again(server: Running
     ids = tokenizer.encode("Hello 👨")
     cut, last = ids[:-1], ids[-1]
     assert tokenizer.decode([last]) == "\ufffd"
-    finished = {"prompt": cut, "max_tokens": 1, "logit_bias": {str(last): 100}}
+    finished: dict[str, Any] = {"prompt": cut, "max_tokens": 1, "logit_bias": {str(last): 100}}
     assert [event["choices"][0]["text"] for event in events(server, **finished)] == ["👨", ""]
     assert answer(server, **finished)["choices"][0]["text"] == "👨"
     free = "".join(event["choices"][0]["text"] for event in events(server, prompt=cut, max_tokens=6))
@@ -50,7 +50,7 @@ def test_a_prompt_that_ends_within_a_character_is_not_sent_again(server: Running
 
 def test_a_long_stop_string_sends_no_empty_events_and_delays_nothing(server: RunningServer) -> None:
     """vllm#11089."""
-    body = {"prompt": "Once upon a time", "max_tokens": 50, "ignore_eos": True}
+    body: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 50, "ignore_eos": True}
     texts = [event["choices"][0]["text"] for event in events(server, **body, stop=["x" * 200])]
     assert len(texts) > 10
     assert all(texts[:-1])
