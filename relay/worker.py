@@ -5,6 +5,7 @@ This and `relay.serve` are the only places that know every actor. Imports are by
 
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 
 _POPULATE_BYTES, _POPULATE_EVERY_S = 2 << 20, 0.005
 _TASK = msgspec.msgpack.Decoder(Task)
+
+
+class Laps:
+    """Milliseconds of the parts of a start, each from the end of the one before."""
+
+    def __init__(self) -> None:
+        self.ms: dict[str, float] = {}
+        self._last = time.monotonic_ns()
+
+    def end(self, name: str) -> None:
+        now = time.monotonic_ns()
+        self.ms[name], self._last = round((now - self._last) / 1e6, 1), now
 
 
 def assemble(start: Start, fds: dict[str, int], host: Host) -> Hosted:
@@ -156,6 +169,7 @@ def _router(task: RouterTask) -> Hosted:
 
 
 def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults | None") -> Hosted:
+    laps = Laps()
     if task.affinity:
         os.sched_setaffinity(0, task.affinity)
     from relay.actors.decode import DecodeActor
@@ -169,6 +183,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     from relay.kv.pools import Pools
     from relay.ledger.metrics import families
 
+    laps.end("imports")
     sys.setswitchinterval(0.0001)  # the loop and the compute thread share a GIL: 5 ms would be longer than a decode step
     worker, epoch = host.start.worker, host.start.epoch
     memory = KVMemory(task.layout, fds["kv"])
@@ -177,14 +192,17 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
         memory.populate()
     else:
         background.append(partial(_populate_slowly, memory))
+    laps.end("pool")
     measured = Measured(Path(host.start.run_dir) / f"measured-{worker}.json")
     book, metrics = BlockBook(task.layout.n_blocks, caching=task.config.engine.prefix_cache), EngineMetrics()
     compute = _compute(task, fds, memory, measured)
+    laps.end("weights")
     if faults is not None:
         from relay.faults import FaultyRunner
 
         compute = replace(compute, runner=FaultyRunner(compute.runner, faults, task.config.runtime.poison_token))
     engine = start_engine(compute, task.config.engine, book, StepBoard(fds["board"]), measured)
+    laps.end("warm_up")
     engine.subscribe(metrics.on_report)
 
     def fd_of(address: Address) -> int | None:
@@ -221,7 +239,9 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
             if actor is not None:
                 await actor.drain()
 
-    structlog.get_logger().info("engine loaded", actors=list(actors), blocks=task.layout.n_blocks, threads=task.threads)
+    structlog.get_logger().info(
+        "engine loaded", epoch=epoch, actors=list(actors), blocks=task.layout.n_blocks, threads=task.threads, took_ms=laps.ms
+    )
     return Hosted(actors=actors, on_ask=on_ask, progress=engine.progress, on_drain=on_drain, background=[engine.run, *background])
 
 

@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from statistics import quantiles
+from statistics import median, quantiles
 
 import msgspec
 
@@ -20,7 +20,9 @@ class Row(msgspec.Struct, kw_only=True):
     """One plan's line. Recovery is the longest gap of each stream that needed another attempt or was resumed.
 
     failed: requests without a whole answer; identical: answers equal to the fault-free run's byte for byte, finish reasons and token counts
-    included. blocks_leaked: blocks still held when nothing ran any more; processes_leaked: processes nobody knows of.
+    included. restart_ms: medians of the parts of engine workers' restarts; `process` is all from the start to the news that it is ready
+    that is not of the parts named beside it. blocks_leaked: blocks still held when nothing ran any more; processes_leaked: processes nobody
+    knows of.
     """
 
     plan: str
@@ -36,6 +38,7 @@ class Row(msgspec.Struct, kw_only=True):
     recovery_ms_p99: float
     client_gap_ms_max: float
     retried: int
+    restart_ms: dict[str, float]
     failures: dict[str, int]
 
 
@@ -81,6 +84,7 @@ def run_row(
                 outcomes.append((index, outcome))
                 on_progress(len(outcomes))
 
+    seen = server.log_size()
     threads = [threading.Thread(target=load, name=f"client-{i}") for i in range(concurrency)]
     for thread in threads:
         thread.start()
@@ -88,7 +92,7 @@ def run_row(
     for thread in threads:
         thread.join()
     _until(lambda: server.all_up(), _BLOCKS_BACK_WITHIN_S)
-    return _judge(server, plan, specs, right, outcomes, strikes)
+    return _judge(server, plan, specs, right, outcomes, strikes, _parts(server.restarts(seen)))
 
 
 def _strike(
@@ -109,6 +113,11 @@ def _strike(
     return strikes
 
 
+def _parts(restarts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Medians by part."""
+    return {part: round(median(restart[part] for restart in restarts), 1) for part in restarts[0]} if restarts else {}
+
+
 def _judge(
     server: ServerUnderTest,
     plan: str,
@@ -116,6 +125,7 @@ def _judge(
     right: Sequence[Outcome],
     outcomes: Sequence[tuple[int, Outcome]],
     strikes: int,
+    restart_ms: dict[str, float],
 ) -> Row:
     failures: dict[str, int] = {}
     lost = repeated = identical = retried = 0
@@ -145,6 +155,7 @@ def _judge(
         recovery_ms_p99=round(cuts[98], 1) if cuts else 0.0,
         client_gap_ms_max=round(max((outcome.longest_gap_ms() for _, outcome in outcomes), default=0.0), 1),
         retried=retried,
+        restart_ms=restart_ms,
         failures=failures,
     )
 

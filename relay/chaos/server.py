@@ -64,6 +64,25 @@ class ServerUnderTest:
     def log(self) -> str:
         return self._log_path.read_text(errors="replace")
 
+    def log_size(self) -> int:
+        return self._log_path.stat().st_size
+
+    def restarts(self, since: int) -> list[dict[str, float]]:
+        """Milliseconds of every restart of an engine worker, by part, that the log tells of behind its first `since` bytes."""
+        loaded: dict[tuple[str, int], dict[str, float]] = {}
+        found = []
+        for line in self._log_path.read_bytes()[since:].splitlines():
+            if not line.startswith(b'{"'):
+                continue
+            event = json.loads(line)
+            life = event.get("worker", ""), event.get("epoch", 0)
+            if event["event"] == "engine loaded":
+                loaded[life] = event["took_ms"]
+            elif event["event"] == "worker_ready" and life in loaded:
+                parts, total = loaded[life], 1e3 * event["in_s"]
+                found.append({"process": total - sum(parts.values()), **parts, "total": total})
+        return found
+
     def workers(self) -> dict[str, dict[str, Any]]:
         """The process table."""
         return {row["worker"]: row for row in self._processes()["workers"]}

@@ -62,6 +62,11 @@ def chaos(config: Path, plan: str, n_requests: int, concurrency: int, tokens: in
         plain = Console()
         plain.width = max(plain.width, _TABLE_WIDTH)  # a table folded to 80 columns is no table
         plain.print(_table(rows))
+        for row in rows:
+            if row.restart_ms:
+                plain.print(
+                    f"{row.plan}: an engine worker's restart, ms: {', '.join(f'{part} {ms:.0f}' for part, ms in row.restart_ms.items())}"
+                )
     if any(row.failed or row.identical != row.requests or row.blocks_leaked or row.processes_leaked for row in rows):
         sys.exit(1)
 
