@@ -64,7 +64,7 @@ class CudaDevice:
         address = torch.cuda.current_stream().cuda_stream
         stream = self._streams.get(address)
         if stream is None:
-            stream = self._streams[address] = _cupy().cuda.ExternalStream(address)
+            stream = self._streams[address] = load_cupy().cuda.ExternalStream(address)
         with stream:
             function(grid, (block, 1, 1), tuple(_packed(a) for a in arguments), shared_mem=shared)
 
@@ -76,7 +76,8 @@ def _packed(argument: Argument) -> np.generic:
 
 
 @functools.cache
-def _cupy() -> Any:
+def load_cupy() -> Any:
+    """Raises KernelsUnavailable where there is no CuPy or no device for it."""
     try:
         import cupy
 
@@ -88,7 +89,7 @@ def _cupy() -> Any:
 
 @functools.cache
 def _module(program: Program) -> Any:
-    cupy = _cupy()
+    cupy = load_cupy()
     capability = cupy.cuda.Device().compute_capability
     architecture = architecture_for(int(capability[:-1]), int(capability[-1]))
     if architecture is not None:

@@ -67,6 +67,7 @@ SHAPES: Final[dict[str, _Config]] = {
     "qwen2-7b": _shape("qwen2", 28, 3584, "28/4/128", 18944, 152064, 131072, 1e6),
     "qwen3-8b": _shape("qwen3", 36, 4096, "32/8/128", 12288, 151936, 40960, 1e6),
     "tiny-llama": _tiny("llama"),
+    "tiny-llama-64": _shape("llama", 2, 64, "2/1/64", 96, 320, 2048, 10000.0),  # heads of a width that the CUDA kernels have
     "tiny-mistral": _tiny("mistral", sliding_window=24),
     "tiny-mixtral": _tiny("mixtral", num_local_experts=4, num_experts_per_tok=2),
     "tiny-qwen2": _tiny("qwen2"),

@@ -18,21 +18,21 @@ _CHUNK: Final = 8192  # positions whose angles are there in float64 at once
 
 
 class Rope:
-    """Tables for positions from 0."""
+    """Tables for positions from 0. cos, sin: float32 [n_positions, head_dim / 2]."""
 
     def __init__(self, spec: RopeSpec, head_dim: int, n_positions: int) -> None:
         frequencies = spec.frequencies(head_dim)
-        self._cos = torch.empty(n_positions, head_dim // 2)
-        self._sin = torch.empty(n_positions, head_dim // 2)
+        self.cos = torch.empty(n_positions, head_dim // 2)
+        self.sin = torch.empty(n_positions, head_dim // 2)
         for begin in range(0, n_positions, _CHUNK):
             end = min(begin + _CHUNK, n_positions)
             angles = np.arange(begin, end)[:, None] * frequencies
-            self._cos[begin:end] = torch.from_numpy((np.cos(angles) * spec.magnitude).astype(np.float32))
-            self._sin[begin:end] = torch.from_numpy((np.sin(angles) * spec.magnitude).astype(np.float32))
+            self.cos[begin:end] = torch.from_numpy((np.cos(angles) * spec.magnitude).astype(np.float32))
+            self.sin[begin:end] = torch.from_numpy((np.sin(angles) * spec.magnitude).astype(np.float32))
 
     def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """int64 [rows] -> (cos [head_dim/2, rows], signed sin [2, head_dim/2, rows]) for `rotate`."""
-        cos, sin = self._cos[positions].t().contiguous(), self._sin[positions].t()
+        cos, sin = self.cos[positions].t().contiguous(), self.sin[positions].t()
         return cos, torch.stack((-sin, sin))
 
 

@@ -1,0 +1,170 @@
+"""What a runner needs of a device beside its kernels: streams, graphs, plain memory, and other processes' memory.
+
+`CudaRuntime` is the GPU of this process; `relay.kernels.emulator.runtime` plays one on the CPU. Two streams: steps are computed on one, and
+copies into other pools go on the other, behind what was launched before them. Memory that others may map is plain cudaMalloc, outside of
+torch's and CuPy's pools. A handle is 64 bytes and names a whole allocation, from its first byte on; it carries no order and no right.
+
+Rules of CUDA's IPC, which both keep: a handle cannot be opened in the process that made it; opened again it gives the same mapping; after
+the maker's death or `free` it opens no more, and what is still mapped is garbage.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from relay.errors import KernelsUnavailable
+from relay.kernels.cuda_library import CUDA, Device, load_cupy
+
+HANDLE_BYTES: Final = 64
+_ALLOCATOR_SETTINGS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+class Graph(Protocol):
+    """Launches that were captured. Addresses and scalars are what they were then."""
+
+    def replay(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """base: uint8 [n_bytes], an allocation of ours, or a mapping of somebody else's. `release`: free it, or close the mapping; once."""
+
+    base: Tensor
+    release: Callable[[], None]
+
+
+class Runtime(Protocol):
+    """Used by the thread that computes; `allocate`, `handle_of` and `open` by the one that loads, too."""
+
+    on: Device
+    place: torch.device
+
+    def enter_thread(self) -> None:
+        """First call on each thread that uses the device."""
+        ...
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Launches and torch's operations inside go to the computing stream."""
+        ...
+
+    def copying(self) -> AbstractContextManager[None]:
+        """Inside to the copy stream, behind everything that is on the computing one."""
+        ...
+
+    def call(self, run: Callable[[], object]) -> None:
+        """A torch operation on fixed tensors, in order with launches; it becomes part of a graph that is being captured."""
+        ...
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """What `run` launches and calls, as a graph; nothing of it happens yet. It has run once before."""
+        ...
+
+    def finish(self) -> None:
+        """Wait for both streams."""
+        ...
+
+    def staging(self, n_bytes: int) -> Tensor:
+        """uint8 [n_bytes] of host memory that uploads do not wait for: it may be written again after `finish`."""
+        ...
+
+    def allocate(self, n_bytes: int) -> Memory: ...
+
+    def handle_of(self, memory: Memory) -> bytes:
+        """Of memory that `allocate` gave."""
+        ...
+
+    def open(self, handle: bytes, n_bytes: int) -> Memory | None:
+        """Another process's whole allocation; None if it is there no more."""
+        ...
+
+
+def refuse_expandable_segments(environment: Mapping[str, str]) -> None:
+    """torch's expandable segments are made of memory that IPC handles cannot name. Raises KernelsUnavailable."""
+    for name in _ALLOCATOR_SETTINGS:
+        for setting in environment.get(name, "").split(","):
+            key, _, value = setting.partition(":")
+            if key.strip() == "expandable_segments" and value.strip().lower() == "true":
+                raise KernelsUnavailable(f"{name} asks for expandable_segments, which break memory handles between processes; take it out")
+
+
+class _Array:
+    """Memory as torch and CuPy pass it to each other."""
+
+    def __init__(self, address: int, n_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (n_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+class CudaRuntime:
+    """One GPU. Raises KernelsUnavailable where it cannot be had."""
+
+    on: Device = CUDA
+
+    def __init__(self, number: int) -> None:
+        refuse_expandable_segments(os.environ)
+        if not torch.cuda.is_available() or number >= torch.cuda.device_count():
+            raise KernelsUnavailable(f"torch finds no GPU {number}: it has {torch.cuda.device_count()}; look at `nvidia-smi`")
+        self.place = torch.device("cuda", number)
+        self.enter_thread()
+        self._cuda: Any = load_cupy().cuda.runtime
+        new_stream: Any = torch.cuda.Stream
+        self._compute, self._copy = new_stream(), new_stream()
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self.place)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with torch.cuda.stream(self._compute):
+            yield
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        self._copy.wait_stream(self._compute)
+        with torch.cuda.stream(self._copy):
+            yield
+
+    def call(self, run: Callable[[], object]) -> None:
+        run()
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._compute, capture_error_mode="thread_local"):
+            run()
+        return graph
+
+    def finish(self) -> None:
+        self._compute.synchronize()
+        self._copy.synchronize()
+
+    def staging(self, n_bytes: int) -> Tensor:
+        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def allocate(self, n_bytes: int) -> Memory:
+        address = self._cuda.malloc(n_bytes)
+        return Memory(torch.as_tensor(_Array(address, n_bytes)), lambda: self._cuda.free(address))
+
+    def handle_of(self, memory: Memory) -> bytes:
+        return bytes(self._cuda.ipcGetMemHandle(memory.base.data_ptr()))
+
+    def open(self, handle: bytes, n_bytes: int) -> Memory | None:
+        try:
+            address = self._cuda.ipcOpenMemHandle(handle)  # with peer access between devices
+        except self._cuda.CUDARuntimeError:
+            return None
+
+        def close() -> None:
+            self.finish()
+            self._cuda.ipcCloseMemHandle(address)
+
+        return Memory(torch.as_tensor(_Array(address, n_bytes)), close)

@@ -1,0 +1,1 @@
+"""The runner on a device: CUDA kernels, or the same through the emulator."""

@@ -1,0 +1,47 @@
+"""The kernels that a model's steps launch, of all that there are: what a device is asked to load, and the emulator to compile."""
+
+from itertools import chain
+from typing import Final
+
+from relay.kernels import (
+    exact_matmul,
+    kv_scatter_rope,
+    kv_transfer,
+    paged_decode,
+    paged_prefill,
+    quant_matvec,
+    rms_norm,
+    sample_tokens,
+    silu_mul,
+)
+from relay.kernels.cuda_compiler import Program
+from relay.model.spec import ModelSpec
+
+_ALL: Final = tuple(
+    chain.from_iterable(
+        module.PROGRAMS
+        for module in (
+            exact_matmul,
+            kv_scatter_rope,
+            kv_transfer,
+            paged_decode,
+            paged_prefill,
+            quant_matvec,
+            rms_norm,
+            sample_tokens,
+            silu_mul,
+        )
+    )
+)
+_ELEMENTS: Final = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+def programs_for(spec: ModelSpec, dtype: str, matrix_types: frozenset[str]) -> tuple[Program, ...]:
+    """dtype: of the KV pool and the step. matrix_types: of the file's matrices."""
+    wanted: dict[str, frozenset[str]] = {
+        "ELEMENT": frozenset((_ELEMENTS[dtype],)),
+        "HEAD_DIM": frozenset((str(spec.head_dim),)),
+        "ACTIVATION": frozenset((spec.traits.activation,)),
+        "FORMAT": matrix_types,
+    }
+    return tuple(program for program in _ALL if all(name not in wanted or value in wanted[name] for name, value in program.macros))
