@@ -22,7 +22,7 @@ from relay.engine.sequence import Sequence, SequenceId
 from relay.engine.token_log import TokenLog, TokenLogs
 from relay.errors import LaneFull
 from relay.kv.book import BlockBook
-from relay.kv.memory import KVMemory
+from relay.kv.pool import KVPool
 from relay.kv.prefix import BlockKey, chain, namespace
 from relay.ledger.spans import Span
 from relay.messages import (
@@ -86,7 +86,7 @@ class DecodeActor:
     _context: Context
 
     def __init__(
-        self, host: EngineHost, book: BlockBook, memory: KVMemory, worker: str, model: str, *, reserve: bool = False, grace_s: float = 60.0
+        self, host: EngineHost, book: BlockBook, memory: KVPool, worker: str, model: str, *, reserve: bool = False, grace_s: float = 60.0
     ) -> None:
         self._host, self._book, self._memory = host, book, memory
         self._worker, self._model, self._reserve = worker, model, reserve
@@ -233,6 +233,7 @@ class DecodeActor:
                 gateway=admit.gateway,
                 decode=self._context.address,
                 blocks=tuple(entry.blocks if self._is_here(message.prefill) else leased),
+                pool=self._memory.handle,
                 n_present=len(shared) * size,
                 lone=admit.lone,
                 salt=admit.salt,

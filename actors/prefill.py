@@ -17,7 +17,7 @@ from relay.engine.host import EngineHost
 from relay.engine.report import Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId, Target
 from relay.kv.book import BlockBook
-from relay.kv.memory import KVMemory
+from relay.kv.pool import KVPool
 from relay.kv.pools import Pools
 from relay.kv.prefix import namespace
 from relay.ledger.spans import Span
@@ -41,7 +41,7 @@ class PrefillActor:
     _context: Context
 
     def __init__(
-        self, host: EngineHost, book: BlockBook, memory: KVMemory, pools: Pools, worker: str, model: str, reserve: bool = False
+        self, host: EngineHost, book: BlockBook, memory: KVPool, pools: Pools, worker: str, model: str, reserve: bool = False
     ) -> None:
         self._host, self._book, self._memory, self._pools = host, book, memory, pools
         self._worker, self._model, self._reserve = worker, model, reserve
@@ -100,7 +100,7 @@ class PrefillActor:
         )
 
     def _on_prefill(self, message: Prefill) -> None:
-        memory = self._pools.open(message.decode)
+        memory = self._pools.open(message.decode, message.pool)
         if memory is None:
             return  # dead already: nobody waits for an answer
         self._context.monitor(message.decode)

@@ -10,12 +10,11 @@ import threading
 from typing import Literal
 
 import msgspec
-import numpy as np
 import structlog
 
 from relay.engine.runner import Batch, Runner, StepResult
 from relay.kv.layout import KVLayout
-from relay.kv.memory import KVMemory
+from relay.kv.pool import KVPool
 from relay.messages import Address, Message
 from relay.runtime.asks import Handler
 from relay.runtime.host import Host
@@ -102,7 +101,7 @@ class FaultyRunner:
 
     def __init__(self, runner: Runner, faults: Faults, poison_token: int | None) -> None:
         self._runner, self._faults, self._poison_token = runner, faults, poison_token
-        self.memory: KVMemory = runner.memory
+        self.memory: KVPool = runner.memory
         self.vocab_size, self.tile_rows, self.keep_logits = runner.vocab_size, runner.tile_rows, runner.keep_logits
 
     @property
@@ -123,6 +122,6 @@ class FaultyRunner:
             for push in batch.pushes:
                 if len(push.target_blocks):
                     faults.corrupt_next = False
-                    push.target.pages[0, 0, push.target_blocks[0], 0] ^= np.uint64(1)
+                    push.target.flip_bit(int(push.target_blocks[0]))
                     break
         return result

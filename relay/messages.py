@@ -243,11 +243,25 @@ class Declined(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     n_free_blocks: int
 
 
+class PoolHandle(msgspec.Struct, frozen=True, array_like=True):
+    """One life's KV pool on a device. handle: 64 bytes that name a whole allocation, in which the pool lies from `offset` on for `n_bytes`.
+
+    epoch, nonce: are written before the pool, so that memory that took its place is told from it.
+    """
+
+    handle: bytes
+    offset: int
+    n_bytes: int
+    epoch: int
+    nonce: int
+
+
 class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Decode to prefill: the work, and in it the lease: the right to write `blocks` of decode's pool until Prefilled, Returned or Down.
 
     `blocks` hold the KV of tokens from `n_present` on (a multiple of the block size): what lies before is in decode's pool already. For a
-    prefill actor of decode's own worker they are the whole block table, of which those from `n_present` on are leased.
+    prefill actor of decode's own worker they are the whole block table, of which those from `n_present` on are leased. `pool`: how to open
+    a pool on a device; None where the root gave a descriptor of it.
     """
 
     request_id: str
@@ -259,6 +273,7 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     gateway: Address
     decode: Address
     blocks: tuple[int, ...]
+    pool: PoolHandle | None = None
     n_present: int = 0
     lone: bool = False
     salt: str = ""

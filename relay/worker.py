@@ -180,7 +180,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     from relay.engine.start import start_engine
     from relay.kv.book import BlockBook
     from relay.kv.memory import KVMemory
-    from relay.kv.pools import Pools
+    from relay.kv.pools import Pools, shared_memory
     from relay.ledger.metrics import families
 
     laps.end("imports")
@@ -208,7 +208,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     def fd_of(address: Address) -> int | None:
         return host.peer_fds(address).get("kv")
 
-    pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), fd_of)
+    pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), shared_memory(task.layout, fd_of))
     model, grace_s = task.config.model.name, task.config.gateway.resume_grace_s
     prefill = decode = None
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relay.engine.runner import Push
-from relay.kv.memory import KVMemory
+from relay.kv.memory import KVMemory, host_memory
 
 
 class LayerPusher:
@@ -41,6 +41,6 @@ class LayerPusher:
     def _copy(self, layer: int, pushes: Sequence[Push]) -> list[NDArray[np.uint64]]:
         sums = []
         for push in pushes:
-            self._memory.copy_layer(layer, push.blocks, push.target, push.target_blocks)
+            self._memory.copy_layer(layer, push.blocks, host_memory(push.target), push.target_blocks)
             sums.append(self._memory.checksums(push.blocks, layer))
         return sums

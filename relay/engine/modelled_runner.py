@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from relay.engine.runner import Batch, Draw, StepResult
 from relay.kv.layout import KVLayout
-from relay.kv.memory import KVMemory
+from relay.kv.memory import KVMemory, host_memory
 from relay.messages import Logprobs
 
 _MASK = (1 << 64) - 1
@@ -75,7 +75,7 @@ class ModelledRunner:
         checksums = []
         for push in batch.pushes:
             for layer in range(self.layout.n_layers):
-                self.memory.copy_layer(layer, push.blocks, push.target, push.target_blocks)
+                self.memory.copy_layer(layer, push.blocks, host_memory(push.target), push.target_blocks)
             checksums.append(self.memory.checksums(push.blocks))
         return self.draw(batch, checksums)
 

@@ -5,15 +5,14 @@ before it in its own sequence and on nothing else; not on what shares the batch,
 the KV, bit for bit.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relay.kv.layout import KVLayout
-from relay.kv.memory import KVMemory
+from relay.kv.pool import KVPool
 from relay.messages import Logprobs, Sampling
 
 
@@ -39,7 +38,7 @@ class Draw:
 class Push:
     """Blocks to copy, layer by layer as each is computed, into another worker's pool."""
 
-    target: KVMemory
+    target: KVPool
     blocks: NDArray[np.int32]
     target_blocks: NDArray[np.int32]
 
@@ -80,10 +79,12 @@ class StepResult:
 class Runner(Protocol):
     """Computes steps on one pool. Called from one thread only."""
 
-    memory: KVMemory
     vocab_size: int
     tile_rows: int  # rows come in multiples of this at no further cost
     keep_logits: bool
+
+    @property
+    def memory(self) -> KVPool: ...
 
     @property
     def layout(self) -> KVLayout: ...
@@ -91,6 +92,3 @@ class Runner(Protocol):
     def step(self, batch: Batch) -> StepResult:
         """Compute all rows, write their KV, draw the tokens. Raises only for a defect: the worker then ends."""
         ...
-
-
-RunnerFactory = Callable[[KVMemory, Any], Runner]

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from relay.kv.memory import KVMemory
+from relay.kv.pool import KVPool
 from relay.kv.prefix import BlockKey, next_key
 from relay.messages import FinishReason, Key, Logprobs, Sampling, Stopping
 
@@ -18,7 +18,7 @@ SequenceId = int  # unique in its engine; (request_id, attempt) is not: two deco
 class Target:
     """Where a prefill sequence's KV goes as it is computed: leased blocks of a decode worker's pool, from token `n_present` on."""
 
-    memory: KVMemory
+    memory: KVPool
     blocks: tuple[int, ...]
     n_present: int
 

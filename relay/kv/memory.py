@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from relay.kv.checksum import checksum
 from relay.kv.layout import KVLayout
+from relay.kv.pool import KVPool
+from relay.messages import PoolHandle
 
 
 def create(name: str, size: int) -> int:
@@ -23,8 +25,17 @@ def create(name: str, size: int) -> int:
     return fd
 
 
+def host_memory(pool: KVPool) -> "KVMemory":
+    """The pool itself, where its bytes can be reached. Raises ValueError for one on a device."""
+    if not isinstance(pool, KVMemory):
+        raise ValueError(f"a pool of {pool.layout.layout_id} on a device exchanges no blocks with host memory")
+    return pool
+
+
 class KVMemory:
-    """One mapping of one pool. Not unmapped before the process ends: views of it are alive everywhere."""
+    """A `KVPool`: one mapping of one pool. Not unmapped before the process ends: views of it are alive everywhere."""
+
+    handle: PoolHandle | None = None
 
     def __init__(self, layout: KVLayout, fd: int | None = None) -> None:
         """Map `fd` (and close it), or private memory where there is none to share with."""
@@ -52,6 +63,9 @@ class KVMemory:
     def copy_block(self, source: int, target: int) -> None:
         """All of one block into another of this pool."""
         self.pages[:, :, target] = self.pages[:, :, source]
+
+    def flip_bit(self, block: int) -> None:
+        self.pages[0, 0, block, 0] ^= np.uint64(1)
 
     def checksums(self, blocks: NDArray[np.int32], layer: int | None = None) -> NDArray[np.uint64]:
         """uint64 [n_layers, len(blocks)], or [len(blocks)] of one layer."""

@@ -1,4 +1,4 @@
-"""What everything above a runner may do with a KV pool, wherever its bytes are; and how another process finds one on a device.
+"""What everything above a runner may do with a KV pool, wherever its bytes are.
 
 Three of the transport's five calls are in `relay.kv.pools`: export, open, close. Push and complete are the runner's, which copies layers as
 they are computed: a step has not ended before its copies have.
@@ -6,24 +6,11 @@ they are computed: a step has not ended before its copies have.
 
 from typing import Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from relay.kv.layout import KVLayout
-
-
-class PoolHandle(msgspec.Struct, frozen=True, array_like=True):
-    """One life's pool on a device. handle: 64 bytes, of the whole allocation, in which the pool lies from `offset` on for `n_bytes`.
-
-    epoch, nonce: are written before the pool, so that memory that took its place is told from it.
-    """
-
-    handle: bytes
-    offset: int
-    n_bytes: int
-    epoch: int
-    nonce: int
+from relay.messages import PoolHandle
 
 
 class KVPool(Protocol):

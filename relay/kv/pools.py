@@ -1,4 +1,5 @@
-"""Other workers' pools, mapped: the `open` and `close` of the shared-memory transport. Pushing is the runner's, layer by layer."""
+"""Other workers' pools, opened once each: the transport's `open` and `close`. Its `export` is what a pool's owner tells: a descriptor that
+the root passes on, or a handle in each `Prefill`; `push` and `complete` are the runner's, layer by layer."""
 
 import os
 from collections.abc import Callable
@@ -7,23 +8,29 @@ import msgspec
 
 from relay.kv.layout import KVLayout
 from relay.kv.memory import KVMemory
-from relay.messages import Address
+from relay.kv.pool import KVPool
+from relay.messages import Address, PoolHandle
+
+Map = Callable[[Address, PoolHandle | None], KVPool | None]
 
 
 class Pools:
-    """`own` serves the actors of this worker: ownership moves there and no bytes. `fd_of` gives the memfd that a life shares, or None."""
+    """`own` serves the actors of this worker: ownership moves there and no bytes. `map_pool` gives that of another life, None if it is
+    gone."""
 
-    def __init__(self, own: KVMemory, own_addresses: tuple[Address, ...], fd_of: Callable[[Address], int | None]) -> None:
-        self._own, self._fd_of = own, fd_of
-        self._open: dict[Address, KVMemory] = dict.fromkeys(own_addresses, own)
+    def __init__(self, own: KVPool, own_addresses: tuple[Address, ...], map_pool: Map) -> None:
+        self._own, self._map_pool = own, map_pool
+        self._open: dict[Address, KVPool] = dict.fromkeys(own_addresses, own)
 
-    def open(self, address: Address) -> KVMemory | None:
-        """The pool of that life of a decode worker; None if it is gone. Pools of one server share a layout, but for their size."""
+    def open(self, address: Address, handle: PoolHandle | None) -> KVPool | None:
+        """The pool of that life of a decode worker; None if it is gone, or `handle` is of another life."""
         if address not in self._open:
-            memory = self._map(address)
-            if memory is None:
+            if handle is not None and handle.epoch != address.epoch:
                 return None
-            self._open[address] = memory
+            pool = self._map_pool(address, handle)
+            if pool is None:
+                return None
+            self._open[address] = pool
         return self._open[address]
 
     def close(self, address: Address) -> None:
@@ -31,10 +38,19 @@ class Pools:
         if self._open.get(address) is not self._own:
             self._open.pop(address, None)
 
-    def _map(self, address: Address) -> KVMemory | None:
-        """A simulation gives the pool itself."""
-        fd = self._fd_of(address)
-        return KVMemory(_sized(self._own.layout, os.fstat(fd).st_size), os.dup(fd)) if fd is not None else None
+    @property
+    def open_addresses(self) -> list[Address]:
+        return list(self._open)
+
+
+def shared_memory(layout: KVLayout, fd_of: Callable[[Address], int | None]) -> Map:
+    """Pools of one server share a layout, but for their size. `fd_of` gives the memfd that a life shares, or None."""
+
+    def map_pool(address: Address, handle: PoolHandle | None) -> KVPool | None:
+        fd = fd_of(address)
+        return KVMemory(_sized(layout, os.fstat(fd).st_size), os.dup(fd)) if fd is not None else None
+
+    return map_pool
 
 
 def _sized(layout: KVLayout, n_bytes: int) -> KVLayout:

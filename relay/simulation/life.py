@@ -14,13 +14,14 @@ from relay.engine.host import EngineHost
 from relay.engine.modelled_runner import ModelledRunner
 from relay.errors import Draining
 from relay.kv.book import BlockBook
+from relay.kv.pools import Pools
 from relay.messages import Address, Message
 from relay.policy.batching import StepClock
 from relay.runtime.frames import WorkerDown
 from relay.runtime.mailbox import Mailbox
 from relay.runtime.node import Context, Node
 from relay.simulation.compute import SimulatedCompute
-from relay.simulation.memory import GuardedMemory, MemoryBoard, SimulatedPools
+from relay.simulation.memory import GuardedMemory, MemoryBoard, simulated_pools
 from relay.simulation.network import Link
 from relay.simulation.scenario import VOCAB_SIZE, WorkerPlan, layout
 
@@ -51,7 +52,7 @@ class Life:
         self._unjammed.set()
         self.board = MemoryBoard()
         self.actors: dict[str, Actor] = {}
-        self.pools: SimulatedPools | None = None
+        self.pools: Pools | None = None
         self.compute: SimulatedCompute | None = None
         if plan.n_blocks:
             self._load_engine()
@@ -87,7 +88,7 @@ class Life:
         )
         self.compute = SimulatedCompute(self, self.engine, runner)
         self.host = EngineHost(self.engine, max_running=scenario.max_running, compute=self.compute)
-        self.pools = SimulatedPools(self.memory, self.addresses)
+        self.pools = simulated_pools(self.memory, self.addresses)
         for name, reserve in self.plan.actors.items():
             if name.startswith("prefill/"):
                 self.actors[name] = PrefillActor(self.host, self.book, self.memory, self.pools, self.name, MODEL, reserve=reserve)

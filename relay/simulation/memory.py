@@ -13,8 +13,9 @@ from relay.engine.board import StepBoard
 from relay.kv.book import BlockState
 from relay.kv.layout import KVLayout
 from relay.kv.memory import KVMemory
+from relay.kv.pool import KVPool
 from relay.kv.pools import Pools
-from relay.messages import Address, Key
+from relay.messages import Address, Key, PoolHandle
 from relay.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -54,22 +55,13 @@ class GuardedMemory(KVMemory):
                 raise Violation("write without a lease", f"{writer} pushes {request} into block {block} of {self.owner}: {state.name}")
 
 
-class SimulatedPools(Pools):
-    """Maps the pool itself, as long as this life knows the other to be up."""
+def simulated_pools(own: GuardedMemory, own_addresses: tuple[Address, ...]) -> Pools:
+    """Those of other lives are the pools themselves, as long as this life knows the other to be up."""
 
-    def __init__(self, own: GuardedMemory, own_addresses: tuple[Address, ...]) -> None:
-        super().__init__(own, own_addresses, lambda address: None)
-        self._life = own.owner
+    def map_pool(address: Address, handle: PoolHandle | None) -> KVPool | None:
+        return next((life.memory for life in own.owner.known if address in life.addresses), None)
 
-    def _map(self, address: Address) -> KVMemory | None:
-        for life in self._life.known:
-            if address in life.addresses:
-                return life.memory
-        return None
-
-    @property
-    def open_addresses(self) -> list[Address]:
-        return list(self._open)
+    return Pools(own, own_addresses, map_pool)
 
 
 class MemoryBoard(StepBoard):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from relay.engine.native.runner import Activations, NativeRunner, native_layout
 from relay.engine.runner import Batch, Draw, Push
 from relay.errors import ModelError
-from relay.kv.memory import KVMemory
+from relay.kv.memory import KVMemory, host_memory
 from relay.messages import Logprobs, Sampling
 from relay.model.gguf_metadata import read_metadata
 from relay.model.load import open_checkpoint, read_spec
@@ -179,7 +179,7 @@ def test_pushed_layers_arrive_with_the_checksums_of_their_source(small_fd: int, 
         assert sums.shape == (SMALL8.n_layers, len(push.blocks))
         assert np.array_equal(sums, push.target.checksums(push.target_blocks))
         assert np.array_equal(sums, pool.memory.checksums(push.blocks))
-        assert np.array_equal(push.target.pages[:, :, push.target_blocks], pool.memory.pages[:, :, push.blocks])
+        assert np.array_equal(host_memory(push.target).pages[:, :, push.target_blocks], pool.memory.pages[:, :, push.blocks])
     untouched = np.setdiff1d(np.arange(6), places[0])
     assert not targets[0].pages[:, :, untouched].any()
 

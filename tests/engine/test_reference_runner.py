@@ -12,7 +12,7 @@ from relay.engine.reference_runner import ReferenceRunner
 from relay.engine.runner import Batch, Push
 from relay.errors import ModelError
 from relay.kv.layout import KVLayout
-from relay.kv.memory import KVMemory
+from relay.kv.memory import KVMemory, host_memory
 from relay.model.load import load
 from relay.model.weights import Weights
 from tests.engine.schedules import BLOCK, TINY, Pool, random_tokens, random_weights
@@ -148,7 +148,7 @@ def test_pushed_layers_arrive_with_the_checksums_of_their_source(tiny: Weights) 
     for push, sums in zip(pushes, result.checksums, strict=True):
         assert sums.shape == (TINY.n_layers, len(push.blocks))
         assert np.array_equal(sums, push.target.checksums(push.target_blocks))
-        assert np.array_equal(push.target.pages[:, :, push.target_blocks], pool.memory.pages[:, :, push.blocks])
+        assert np.array_equal(host_memory(push.target).pages[:, :, push.target_blocks], pool.memory.pages[:, :, push.blocks])
 
 
 def test_a_pool_of_another_shape_type_or_order_is_refused(tiny: Weights) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from relay.engine.cuda.pool import DevicePool
 from relay.engine.engine import Add, Engine, Join
 from relay.engine.runner import Runner
 from relay.engine.sequence import Sequence, Target
 from relay.kv.book import BlockBook
+from relay.kv.memory import host_memory
+from relay.kv.pool import KVPool
 from relay.kv.prefix import namespace
 from relay.messages import Logprobs, Sampling, Stopping
 from relay.policy.batching import StepClock
@@ -50,13 +53,21 @@ def cases() -> list[Case]:
     return [Case(prompt, kinds[i % len(kinds)]) for i, prompt in enumerate(prompts)]
 
 
+def poison(pool: KVPool) -> None:
+    """NaN in every float type."""
+    if isinstance(pool, DevicePool):
+        pool.words.fill_(-1)
+    else:
+        host_memory(pool).pages[:] = np.uint64(2**64 - 1)
+
+
 class Worker:
     """One engine. `budget_rows` rows a step, whatever they take; poisoned memory: no slot that nobody wrote may be read."""
 
     def __init__(self, runner: Runner, *, budget_rows: int = 512, max_chunk: int = 512) -> None:
         self.runner = runner
         runner.keep_logits = True
-        runner.memory.pages[:] = np.uint64(2**64 - 1)  # NaN in every float type
+        poison(runner.memory)
         self.book = BlockBook(runner.layout.n_blocks)
         clock = StepClock(16, budget_rows / 16, 1.0)
         clock.ran = lambda n_rows, ms: None  # type: ignore[method-assign]

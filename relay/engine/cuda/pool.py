@@ -18,7 +18,7 @@ from torch import Tensor
 from relay.kernels.device_runtime import Memory, Runtime
 from relay.kernels.kv_transfer import kv_checksums, kv_transfer
 from relay.kv.layout import KVLayout
-from relay.kv.pool import PoolHandle
+from relay.messages import PoolHandle
 
 SEAL_BYTES: Final = 256
 TYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}

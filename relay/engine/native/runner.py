@@ -22,7 +22,7 @@ from relay.kernels.paged_attention import KV_TYPES, ORDER, PAGE_TOKENS, KVPool
 from relay.kernels.thread_pool import ThreadCounters
 from relay.kv.checksum import coefficients
 from relay.kv.layout import KVLayout
-from relay.kv.memory import KVMemory
+from relay.kv.memory import KVMemory, host_memory
 from relay.model.spec import ModelSpec
 
 Activations = Literal["a16", "a8"]
@@ -147,7 +147,8 @@ class NativeRunner:
                 )
             blocks, target_blocks = _indices(push.blocks), _indices(push.target_blocks)
             sums = np.empty((layout.n_layers, len(blocks)), np.uint64)
-            entry.target, entry.target_blocks_total, entry.n = push.target.pages.ctypes.data, push.target.layout.n_blocks, len(blocks)
+            target = host_memory(push.target)
+            entry.target, entry.target_blocks_total, entry.n = target.pages.ctypes.data, target.layout.n_blocks, len(blocks)
             entry.blocks, entry.target_blocks, entry.checksums = blocks.ctypes.data, target_blocks.ctypes.data, sums.ctypes.data
             self._pushed += [blocks, target_blocks]
             checksums.append(sums)
