@@ -8,6 +8,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,10 +44,11 @@ def estimate(config: Config, model_path: Path) -> SharedWeights:
         return _without(config, str(error))
 
 
-def pack(config: Config, model_path: Path) -> SharedWeights:
-    """Raises ModelError; KernelsUnavailable if the config insists on the native kernels and they cannot be had."""
+def pack(config: Config, model_path: Path, say: Callable[[str], None] = lambda what: None) -> SharedWeights:
+    """`say` is told that it begins. Raises ModelError; KernelsUnavailable if the config insists on the native kernels and they cannot be had."""
     if (without := _never_packed(config)) is not None:
         return without
+    say("packing the weights (and compiling the kernels, the first time on this machine: some 20 s)")
     fd = os.memfd_create("relay-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     command = [sys.executable, "-m", "relay.engine.native.pack", str(model_path), str(fd)]
     done = subprocess.run(command, pass_fds=(fd,), capture_output=True, text=True, check=False)

@@ -30,7 +30,7 @@ def serve(config: Path, bind: str | None) -> None:
     console = Console(stderr=False, highlight=False, soft_wrap=True)
     log.configure("root", level="warning" if console.is_terminal else settings.log.level)
     with model_progress(console) as progress:
-        prepared = prepare(settings, progress)
+        prepared = prepare(settings, progress, lambda what: console.print(what, markup=False))
     printer = _Printer(console)
     try:
         trio.run(run_server, prepared, Announcements(printer.on_event, printer.on_plan, printer.on_ready))
