@@ -100,7 +100,8 @@ class Prepared:
 
 
 def prepare(config: Config, progress: Progress, say: Callable[[str], None] = lambda what: None, *, only_plan: bool = False) -> Prepared:
-    """Fetch the model and pack its weights (unless `only_plan`), which compiles the kernels the first time; `say` is told of what may take a while. Raises StartError."""
+    """Fetch the model and pack its weights (unless `only_plan`), which compiles the kernels the first time; `say` is told of what may take
+    a while. Raises StartError."""
     if config.device == "cuda" and not only_plan:
         _require_gpus(config)
     path = resolve(config.model.source, sha256=config.model.sha256, progress=progress)
