@@ -45,8 +45,8 @@ def estimate(config: Config, model_path: Path) -> SharedWeights:
 
 
 def pack(config: Config, model_path: Path, say: Callable[[str], None] = lambda what: None) -> SharedWeights:
-    """`say` is told that it begins. Raises ModelError; KernelsUnavailable if the config insists on the native kernels and they are not to be
-    had."""
+    """`say` is told that it begins. Raises ModelError; KernelsUnavailable if the config insists on the native kernels and they are not to
+    be had."""
     if (without := _never_packed(config)) is not None:
         return without
     say("packing the weights (and compiling the kernels, the first time on this machine: some 20 s)")
