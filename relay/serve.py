@@ -4,6 +4,7 @@ It fetches the model, plans, binds the listening socket, holds every pool's memf
 """
 
 import os
+import resource
 import socket
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from relay.runtime.run_directory import run_directory
 from relay.runtime.supervisor import OnEvent, Supervisor, WorkerSpec
 from relay.weights import SharedWeights, estimate, pack
 
+_OTHER_FILES = 512  # of a process, beside its connections
 WORKER_COMMAND = (sys.executable, "-m", "relay.worker")
 
 
@@ -65,6 +67,16 @@ class EngineMemory:
     def suspects(self) -> tuple[tuple[str, ...], bool]:
         """Whose step the last epoch died in."""
         return read_board(self.fds["board"]) if "board" in self.fds else ((), False)
+
+
+def _allow_connections(n: int) -> None:
+    """Raise the limit of open files, which gateways inherit, as far as we may. Raises StartError if that is not enough."""
+    wanted = n + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        raise StartError(f"gateway.max_connections is {n}, which needs {wanted} open files, and this user may have {hard} (ulimit -Hn)")
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _close_all(fds: tuple[int, ...]) -> None:
@@ -127,6 +139,7 @@ def _require_gpus(config: Config) -> None:
 async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | None = None) -> None:
     """Serve until SIGINT or SIGTERM has drained everything. Raises StartError."""
     plan = prepared.plan
+    _allow_connections(plan.config.gateway.max_connections)
     with listen(plan.config.gateway.bind) as sock, run_directory(run_parent or Path(tempfile.gettempdir())) as run_dir:
         url = _url(sock, plan.config.gateway.bind)
         announce.on_plan(plan, url)

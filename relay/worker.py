@@ -114,6 +114,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     server = HttpServer(
         app,
         fds["listen"],
+        max_connections=config.gateway.max_connections,
         keep_alive_s=config.gateway.keep_alive_s,
         write_timeout_s=config.gateway.write_timeout_s,
         next_request_id=app.next_request_id,

@@ -1,4 +1,4 @@
-"""Hypercorn on an inherited listening socket, with what it lacks: HTTP/1.1 only, write timeouts, errors with a body, and draining.
+"""Hypercorn on an inherited listening socket, with what it lacks: HTTP/1.1 only, write timeouts, errors with a body, and bounds.
 
 HTTP/2 is not offered: hypercorn 0.18 buffers without bound for a client that never opens its window. A request to upgrade to it is served
 as HTTP/1.1; one that starts with HTTP/2's preface is answered 505. Hypercorn shields its socket writes from cancellation, so the time
@@ -15,7 +15,7 @@ import hypercorn.trio.tcp_server as tcp_server
 import structlog
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
@@ -69,8 +69,20 @@ class Connection(TCPServer):
     """One client connection."""
 
     write_timeout_s = 60.0
+    idle: "dict[Connection, None]"  # of all those of this server, the one that idles longest first
+
+    async def run(self) -> None:
+        self.idle[self] = None  # until its first request is there
+        try:
+            await super().run()
+        finally:
+            self.idle.pop(self, None)
 
     async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Updated):
+            self.idle.pop(self, None)
+            if event.idle:
+                self.idle[self] = None
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return
@@ -91,9 +103,18 @@ class HttpServer:
     """Serves one app on one listening socket until told to drain."""
 
     def __init__(
-        self, app: App, listen_fd: int, *, keep_alive_s: float, write_timeout_s: float, next_request_id: Callable[[], str]
+        self,
+        app: App,
+        listen_fd: int,
+        *,
+        max_connections: int,
+        keep_alive_s: float,
+        write_timeout_s: float,
+        next_request_id: Callable[[], str],
     ) -> None:
-        self._app = app
+        self._app, self._max_connections = app, max_connections
+        self._n_connections = 0
+        self._idle: dict[Connection, None] = {}
         self._config = Config()
         self._config.bind = [f"fd://{listen_fd}"]
         self._config.keep_alive_timeout = keep_alive_s
@@ -104,7 +125,7 @@ class HttpServer:
         self._context = WorkerContext(None)
         Http1Protocol.next_request_id = next_request_id
         tcp_server.ProtocolWrapper = _Http1Wrapper  # type: ignore[attr-defined]
-        self._connection_class = type("Connection", (Connection,), {"write_timeout_s": write_timeout_s})
+        self._connection_class = type("Connection", (Connection,), {"write_timeout_s": write_timeout_s, "idle": self._idle})
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -115,14 +136,20 @@ class HttpServer:
             listeners.append(trio.SocketListener(trio.socket.from_stdlib_socket(sock)))
         handler = partial(self._connection_class, wrap_app(self._app, 0, "asgi"), self._config, self._context, ConnectionState({}))
         async with trio.open_nursery() as connections:
-            await trio.serve_listeners(partial(_serve, handler), listeners, handler_nursery=connections)
+            await trio.serve_listeners(partial(self._serve, handler), listeners, handler_nursery=connections)
 
-
-async def _serve(handler: Callable[[Any], Any], stream: trio.SocketStream) -> None:
-    """One connection's edge: a defect in it must not end the others."""
-    try:
-        await handler(stream).run()
-    except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-        pass
-    except* Exception as group:
-        log.error("a connection failed", exc_info=group)
+    async def _serve(self, handler: Callable[[Any], Any], stream: trio.SocketStream) -> None:
+        """One connection's edge: a defect in it must not end the others."""
+        self._n_connections += 1
+        try:
+            if self._n_connections > self._max_connections and self._idle:
+                longest = next(iter(self._idle))
+                del self._idle[longest]
+                await trio.aclose_forcefully(longest.stream)
+            await handler(stream).run()
+        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        except* Exception as group:
+            log.error("a connection failed", exc_info=group)
+        finally:
+            self._n_connections -= 1
