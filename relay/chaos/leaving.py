@@ -1,4 +1,4 @@
-"""How long a server holds blocks for a client that has left: `python -m relay.chaos.leaving CONFIG ROUNDS`, for `scripts/measure_cancel`."""
+"""How long blocks are held for a client that has left: `python -m relay.chaos.leaving CONFIG ROUNDS` (`scripts/measure_cancel`)."""
 
 import json
 import random
@@ -39,8 +39,8 @@ def leave(server: ServerUnderTest, draw: random.Random, *, in_prefill: bool) -> 
 def main(config: Path, rounds: int) -> None:
     draw = random.Random(1)
     with ServerUnderTest(config) as server:
-        for which in (True, False):
-            leave(server, draw, in_prefill=which)
+        for warm in (True, False):
+            leave(server, draw, in_prefill=warm)
         took = {which: [leave(server, draw, in_prefill=which == "prefill") for _ in range(rounds // 2)] for which in ("prefill", "decode")}
     row: dict[str, float | int | str] = {"config": str(config), "rounds": rounds}
     for which, times in took.items():
