@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +30,12 @@ def test_damaged_bodies_are_served_or_refused(server: RunningServer) -> None:
     assert "defect" not in server.log()
     assert all(pid == server.pids()[name] for name, pid in server.pids().items())
     assert server.log().count("worker_died") == 0
+
+
+@pytest.mark.parametrize("given", [{}, {"max_tokens": None}, {"max_completion_tokens": None}])
+def test_without_a_number_there_is_room_to_the_end_of_the_context(server: RunningServer, given: dict[str, Any]) -> None:
+    """vllm#6707. Contexts of 64 tokens, and two by default where there is room for more."""
+    for n_prompt, n_answer in ((40, 2), (63, 1)):
+        body = {"prompt": [5] * n_prompt, "temperature": 0, "ignore_eos": True, **given}
+        assert server.http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == n_answer
+    assert server.http.post("/v1/completions", json={"prompt": [5] * 64, **given}).status_code == 400

@@ -189,3 +189,32 @@ def test_of_two_requests_with_one_id_only_the_one_whose_client_leaves_ends(serve
         assert stays.result().json()["usage"]["completion_tokens"] == 40
     server.assert_blocks_come_back()
     assert stays.result().json()["choices"] == answer(server, **whole)["choices"]
+
+
+def test_the_last_id_of_the_vocabulary_is_a_prompt_and_the_next_is_none(server: RunningServer) -> None:
+    """vllm#9634."""
+    assert answer(server, prompt=[49151], max_tokens=1)["usage"]["prompt_tokens"] == 1
+    assert server.http.post("/v1/completions", json={"prompt": [49152], "max_tokens": 1}).status_code == 400
+
+
+def test_empty_prompts_are_refused_and_empty_messages_answered(server: RunningServer) -> None:
+    """vllm#7283 and llama.cpp#5246: a tokenizer that adds nothing makes no token of them. A chat's template always makes some."""
+    empty: list[Any] = ["", [""], [], [[]], ["a", ""]]
+    for prompt in empty:
+        assert server.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2}).status_code == 400
+    chat = {"messages": [{"role": "user", "content": ""}], "max_tokens": 2}
+    assert server.http.post("/v1/chat/completions", json=chat).json()["usage"]["prompt_tokens"] > 10
+    assert answer(server, prompt="x", max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_a_clients_id_is_in_the_header_alone(server: RunningServer) -> None:
+    """vllm#10968: an ID of a megabyte came back in every event."""
+    body = {"prompt": "x", "max_tokens": 4, "stream": True}
+    response = server.http.post("/v1/completions", json=body, headers={"X-Request-ID": "a-clients-own"})
+    assert response.headers.get_list("x-request-id") == ["a-clients-own"]
+    assert "a-clients-own" not in response.text
+    for bad in ("y" * 10_240, "a b", "a%0d%0aSet-Cookie: z"):
+        response = server.http.post("/v1/completions", json=body, headers={"X-Request-ID": bad})
+        assert response.status_code == 200
+        assert bad not in (response.headers["x-request-id"], response.text)
+        assert "set-cookie" not in response.headers
