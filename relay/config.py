@@ -88,6 +88,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_memory_mib: Annotated[int, _doc("KV pool of each worker, unless the worker says otherwise", ge=1)] = 1024
     prefix_cache: Annotated[bool, _doc("keep KV of ended requests, to be found again by equal prefixes")] = True
     max_running: Annotated[int, _doc("sequences in one decode batch", ge=1, le=4096)] = 64
+    first: Annotated[
+        Literal["mixed", "decode", "prefill"],
+        _doc(
+            "what comes first. mixed: every running sequence's token, then prompts for the time that is left; decode: prompts get few rows "
+            "beside running sequences (even gaps, late first tokens); prefill: those pause while prompts are computed, a few steps at most"
+        ),
+    ] = "mixed"
     max_step_ms: Annotated[float, _doc("prefill chunks are sized so that a step stays under this", gt=0)] = 50.0
     max_chunk_tokens: Annotated[int, _doc("prefill tokens of one step at most, whatever the time", ge=1)] = 512
 

@@ -11,6 +11,7 @@ needs stays reserved, so that new leases cannot starve it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from relay.kv.prefix import BlockKey
 from relay.ledger.spans import Span
 from relay.messages import Trail
 from relay.policy.batching import StepClock, plan_chunks
+
+_MOST_PAUSES = 4  # steps of prompts alone before running sequences get their turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,12 @@ class Engine:
         max_running: int,
         max_chunk_tokens: int,
         floor_ns: Callable[[int, int], int],
+        first: Literal["mixed", "decode", "prefill"] = "mixed",
         board: StepBoard | None = None,
     ) -> None:
         self._runner, self._book, self._clock = runner, book, clock
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
+        self._first, self._n_pauses = first, 0
         self._board = board
         self._block_tokens = runner.layout.block_tokens
         self._running: dict[SequenceId, Sequence] = {}
@@ -199,11 +204,29 @@ class Engine:
         self._book.reserve(needed)
 
     def _choose(self) -> list[_Part]:
-        """Every running sequence's next token, then chunks of what waits and has, or now gets, its blocks. A suspect goes alone."""
+        """Every running sequence's next token, then chunks of what waits, as far as `engine.first` lets it. A suspect goes alone."""
         parts = self._alone()
         if parts:
             return parts
-        parts = [_Part(sequence, 1, True) for sequence in list(self._running.values())[: self._max_running]]
+        ready = self._ready()
+        pauses = self._first == "prefill" and self._running and ready and self._n_pauses < _MOST_PAUSES
+        self._n_pauses = self._n_pauses + 1 if pauses else 0
+        if not pauses:
+            parts = [_Part(sequence, 1, True) for sequence in list(self._running.values())[: self._max_running]]
+        chunks = plan_chunks(
+            (len(sequence.tokens) - sequence.n_computed for sequence in ready),
+            len(parts),
+            0 if self._first == "decode" and parts else self._clock.budget_rows(),
+            self._runner.tile_rows,
+            self._max_chunk_tokens,
+        )
+        for index, n_tokens in chunks:
+            sequence = ready[index]
+            parts.append(_Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
+        return parts
+
+    def _ready(self) -> list[Sequence]:
+        """What waits and has, or now gets, its blocks, as much of it as a step might compute."""
         ready: list[Sequence] = []
         room = min(self._clock.budget_rows(), self._max_chunk_tokens)  # who would get no token needs no blocks yet
         full = False
@@ -218,17 +241,7 @@ class Engine:
             if self._catch_up(sequence):
                 ready.append(sequence)
                 room -= len(sequence.tokens) - sequence.n_computed
-        chunks = plan_chunks(
-            (len(sequence.tokens) - sequence.n_computed for sequence in ready),
-            len(parts),
-            self._clock.budget_rows(),
-            self._runner.tile_rows,
-            self._max_chunk_tokens,
-        )
-        for index, n_tokens in chunks:
-            sequence = ready[index]
-            parts.append(_Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
-        return parts
+        return ready
 
     def _alone(self) -> list[_Part]:
         """A step of one sequence that must not share it, if there is such a one."""

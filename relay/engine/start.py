@@ -41,6 +41,7 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
         max_running=config.max_running,
         max_chunk_tokens=config.max_chunk_tokens,
         floor_ns=compute.floor_ns,
+        first=config.first,
         board=board,
     )
     return EngineHost(engine, max_running=config.max_running, on_thread_start=compute.on_thread_start)

@@ -3,6 +3,7 @@
 import os
 import random
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -18,13 +19,16 @@ from relay.kv.memory import KVMemory
 from relay.messages import Sampling, Stopping
 from relay.policy.batching import StepClock
 
+First = Literal["mixed", "decode", "prefill"]
 GREEDY = Sampling(temperature=0.0)
 
 
 class Worker:
     """An engine with its pool, and a driver that plays its actor."""
 
-    def __init__(self, n_blocks: int = 64, max_running: int = 64, max_chunk: int = 512, budget_tiles: int = 2) -> None:
+    def __init__(
+        self, n_blocks: int = 64, max_running: int = 64, max_chunk: int = 512, budget_tiles: int = 2, first: First = "mixed"
+    ) -> None:
         self.memory = KVMemory(layout(n_blocks))
         self.runner = ModelledRunner(self.memory)
         self.book = BlockBook(n_blocks)
@@ -35,6 +39,7 @@ class Worker:
             max_running=max_running,
             max_chunk_tokens=max_chunk,
             floor_ns=lambda n_rows, n_kv_tokens: 0,
+            first=first,
         )
         self.engine._clock.ran = lambda n_rows, ms: None  # type: ignore[method-assign]
         self.got: dict[int, list[int]] = {}
@@ -448,3 +453,22 @@ def test_any_schedule_gives_the_same_tokens() -> None:
             if id_ not in dropped:
                 assert worker.got[id_] == expected(prompt, n), f"seed {seed}"
         assert worker.all_back(), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("first", "rows"),
+    [
+        ("mixed", [(1, 31), (1, 31), (1, 31), (1, 31), (1, 31)]),
+        ("decode", [(1, 15), (1, 15), (1, 15), (1, 15), (1, 15)]),
+        ("prefill", [(0, 32), (0, 32), (0, 32), (0, 32), (1, 31)]),
+    ],
+)
+def test_who_comes_first_is_as_configured_and_changes_no_token(first: First, rows: list[tuple[int, int]]) -> None:
+    worker = Worker(first=first)
+    running, waiting = worker.sequence(prompt_of(5), 60), worker.sequence(prompt_of(300), 4)
+    worker.step(Add(running))
+    reports = [worker.step(Add(waiting))] + [worker.step() for _ in range(4)]
+    assert [(report.n_decode_rows, report.n_prefill_tokens) for report in reports] == rows
+    while len(worker.finished) < 2:
+        worker.step()
+    assert worker.got == {running.id: expected(prompt_of(5), 60), waiting.id: expected(prompt_of(300), 4)}
