@@ -95,6 +95,7 @@ class Client:
             finish_reason=answer.finish_reason,
             failure=failure[0] if failure else None,
             message=failure[1] if failure else "",
+            request_id=exchange.response.headers.get(b"x-request-id", b"").decode("latin-1") or None,
         )
 
     async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes, str]:

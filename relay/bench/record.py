@@ -7,7 +7,8 @@ import msgspec
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """`failure` is a kind (see `relay.bench`), None for ok. Token counts of `usage` are None where the server did not tell them."""
+    """`failure` is a kind (see `relay.bench`), None for ok. Token counts of `usage` are None where the server did not tell them;
+    `request_id` is what the server calls the request (`X-Request-ID`), where it does."""
 
     index: int
     start_s: float
@@ -22,6 +23,7 @@ class Record(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     failure: str | None = None
     message: str = ""
+    request_id: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -55,6 +57,7 @@ class Record(msgspec.Struct, kw_only=True):
         return msgspec.json.encode(
             {
                 "index": self.index,
+                "request_id": self.request_id,
                 "ok": self.ok,
                 "failure": self.failure,
                 "message": self.message,
