@@ -1,8 +1,7 @@
-"""Ours and others' servers under the same load on the same machine: what `scripts/bench_peers` runs.
+"""Ours and others' servers under the same loads on the same machine: what `scripts/bench_peers` runs.
 
-find or build the servers     llama, vllm, ours; a peer that cannot be had is named with the reason, and the rest goes on
-start them all                tournament, process
-each load on each in turn     scenario, tournament; how quiet the machine was beside each run: quiet
-medians of pairs, verdicts    pairing, verdict; where our own time went: whereabouts
-a page, an object, a picture  table, result, picture
+cache, llama, vllm, hf_model   peers, built or installed once; one that cannot be had is named with the reason, and the rest goes on
+server, ours                   what is started, and ended with us
+loads, rounds                  each load on each server in turn, round by round; how quiet the machine was beside each run
+verdict, record, page          medians, ratios within rounds, targets; written as JSON, Markdown and a picture
 """

@@ -5,12 +5,11 @@ slot, byte-level BPE. Other architectures are a StartError.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
-from numpy.typing import NDArray
+from safetensors.torch import save_file
 
 from relay.errors import StartError
 from relay.model.checkpoint import Checkpoint
@@ -18,12 +17,10 @@ from relay.model.dequantize import dequantize
 from relay.model.gguf_metadata import read_metadata
 from relay.model.load import open_checkpoint
 from relay.model.placing import hf_place
-from relay.model.slots import slots
+from relay.model.slots import Slot, slots
 from relay.model.spec import ModelSpec
 from relay.text.gguf_vocabulary import vocabulary_from_gguf
 from relay.text.vocabulary import Vocabulary
-
-_ALIGNMENT: Final = 8
 
 
 def write_hf_folder(gguf: Path, folder: Path) -> None:
@@ -86,33 +83,17 @@ def tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def write_weights(checkpoint: Checkpoint, path: Path) -> None:
-    """In bfloat16. https://github.com/huggingface/safetensors: eight bytes of header length, the header in JSON, the tensors."""
+    """In bfloat16."""
     spec = checkpoint.spec
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for slot in slots(spec):
-        n_numbers = 1
-        for n in slot.shape:
-            n_numbers *= n
-        header[hf_place(spec, slot).tensor] = {"dtype": "BF16", "shape": list(slot.shape), "data_offsets": [end, end + 2 * n_numbers]}
-        end += 2 * n_numbers
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for numbers in _tensors(checkpoint):
-            file.write(numbers.tobytes())
+    save_file({hf_place(spec, slot).tensor: _tensor(checkpoint, slot) for slot in slots(spec)}, path, metadata={"format": "pt"})
 
 
-def _tensors(checkpoint: Checkpoint) -> Iterator[NDArray[Any]]:
-    """In the order of slots, as the bits of bfloat16."""
-    for slot in slots(checkpoint.spec):
-        if len(slot.shape) == 1:
-            whole = torch.from_numpy(checkpoint.vector(slot.name))
-        else:
-            whole = torch.empty(slot.shape)
-            dequantize(checkpoint.matrix(slot.name), whole)
-        yield whole.to(torch.bfloat16).view(torch.int16).numpy()
+def _tensor(checkpoint: Checkpoint, slot: Slot) -> torch.Tensor:
+    if len(slot.shape) == 1:
+        return torch.from_numpy(checkpoint.vector(slot.name)).to(torch.bfloat16)
+    whole = torch.empty(slot.shape)
+    dequantize(checkpoint.matrix(slot.name), whole)
+    return whole.to(torch.bfloat16)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

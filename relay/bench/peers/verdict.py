@@ -1,174 +1,107 @@
-"""What we set ourselves, and whether it is met: each target is a ratio of one of our servers to a peer, or to another of ours."""
+"""From readings to figures, ratios and targets. A ratio is formed within a round and its median taken: a slow minute counts for both.
+
+Rounds in which the machine was not quiet count too, and are counted: leaving them out would hide how often it happened.
+"""
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-from relay.bench.peers.pairing import Reading, best_of, by_round, paired_ratios
+from relay.bench.peers.loads import LOADS
+from relay.bench.peers.rounds import Reading
 
 PEERS: Final = ("llama", "vllm")
-Against = Literal["llama", "better peer", "aggregated"]
+BETTER_PEER: Final = "better peer"
+AGGREGATED: Final = "aggregated"
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """`limit` is the least ratio where higher is better, else the most."""
+class Target(msgspec.Struct, frozen=True):
+    """Of the ratio of ours to `against`: a peer, the better of the peers, or our aggregated server. `limit` is the least or the most."""
 
-    scenario: str
+    load: str
     figure: str
     activations: tuple[str, ...]
-    against: Against
+    against: str
     limit: float
-    higher_is_better: bool
-    words: str
 
 
 TARGETS: Final = (
-    Target(
-        scenario="single",
-        figure="tpot",
-        activations=("a16", "a8"),
-        against="llama",
-        limit=0.5,
-        higher_is_better=False,
-        words="TPOT of 1 stream at most 1/2 of llama.cpp's",
-    ),
-    Target(
-        scenario="single",
-        figure="ttft",
-        activations=("a16",),
-        against="better peer",
-        limit=0.6,
-        higher_is_better=False,
-        words="TTFT at most 0.6 of the better peer's",
-    ),
-    Target(
-        scenario="single",
-        figure="ttft",
-        activations=("a8",),
-        against="better peer",
-        limit=0.4,
-        higher_is_better=False,
-        words="TTFT at most 0.4 of the better peer's",
-    ),
-    Target(
-        scenario="sixteen",
-        figure="rate",
-        activations=("a16",),
-        against="better peer",
-        limit=2.2,
-        higher_is_better=True,
-        words="16 streams at least 2.2 times the better peer's tokens/s",
-    ),
-    Target(
-        scenario="sixteen",
-        figure="rate",
-        activations=("a8",),
-        against="better peer",
-        limit=3.3,
-        higher_is_better=True,
-        words="16 streams at least 3.3 times the better peer's tokens/s",
-    ),
-    Target(
-        scenario="prefill",
-        figure="rate",
-        activations=("a16",),
-        against="llama",
-        limit=3.5,
-        higher_is_better=True,
-        words="prefill of 2,000 tokens at least 3.5 times llama.cpp's",
-    ),
-    Target(
-        scenario="sixteen",
-        figure="rate",
-        activations=("a16", "a8"),
-        against="aggregated",
-        limit=0.9,
-        higher_is_better=True,
-        words="disaggregated within 10 % of aggregated at 16 streams",
-    ),
-    Target(
-        scenario="competed",
-        figure="rate",
-        activations=("a16", "a8"),
-        against="llama",
-        limit=3.0,
-        higher_is_better=True,
-        words="beside a busy process at least 3 times llama.cpp's tokens/s",
-    ),
+    Target("single", "tpot", ("a16", "a8"), "llama", 0.5),
+    Target("single", "ttft", ("a16",), BETTER_PEER, 0.6),
+    Target("single", "ttft", ("a8",), BETTER_PEER, 0.4),
+    Target("sixteen", "rate", ("a16",), BETTER_PEER, 2.2),
+    Target("sixteen", "rate", ("a8",), BETTER_PEER, 3.3),
+    Target("prefill", "prefill", ("a16",), "llama", 3.5),
+    Target("competed", "rate", ("a16", "a8"), "llama", 3.0),
+    Target("sixteen", "rate", ("a16", "a8"), AGGREGATED, 0.9),
 )
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`ratio` is the median of the pairs, None where nothing could be compared; `peer` is whom it was compared with.
+    """`ratio` and `met` are None where nothing could be compared. `unquiet`: of the `pairs`, those with a run that had noise beside it."""
 
-    `unquiet`: how many of the pairs had a run in which the machine was not quiet."""
-
-    words: str
-    contestant: str
+    load: str
+    figure: str
+    server: str
     peer: str
     limit: float
+    more_is_better: bool
     ratio: float | None
     pairs: int
     unquiet: int
     met: bool | None
 
 
-def judge_all(readings: Sequence[Reading]) -> list[Verdict]:
-    """Every target for each of our servers that it is of and that took part."""
+def rounds_of(readings: Sequence[Reading], server: str, load: str, figure: str) -> dict[int, Reading]:
+    """By round number, those that have the figure."""
+    return {r.round_number: r for r in readings if (r.server, r.load) == (server, load) and figure in r.figures}
+
+
+def middle(readings: Sequence[Reading], server: str, load: str, figure: str) -> float | None:
+    """The median of the rounds."""
+    found = rounds_of(readings, server, load, figure)
+    return median(r.figures[figure] for r in found.values()) if found else None
+
+
+def ratio(readings: Sequence[Reading], ours: str, theirs: str, load: str, figure: str) -> tuple[float | None, int, int]:
+    """The median of ours over theirs, of how many rounds, and how many of them were not quiet."""
+    a, b = rounds_of(readings, ours, load, figure), rounds_of(readings, theirs, load, figure)
+    both = [(a[number], b[number]) for number in sorted(a) if number in b]
+    ratios = [x.figures[figure] / y.figures[figure] for x, y in both]
+    return (round(median(ratios), 3) if ratios else None), len(ratios), sum(not (x.quiet and y.quiet) for x, y in both)
+
+
+def judge(readings: Sequence[Reading]) -> list[Verdict]:
+    """Every target, for each of our servers that it is of and that took part."""
+    present = dict.fromkeys(reading.server for reading in readings)
     found = []
-    present = dict.fromkeys(reading.contestant for reading in readings)
     for target in TARGETS:
         for activations in target.activations:
-            keys = [activations] if target.against == "aggregated" else [activations, aggregated(activations)]
+            keys = [activations] if target.against == AGGREGATED else [activations, f"{activations}-aggregated"]
             found += [_judge(target, key, readings) for key in keys if key in present]
     return found
 
 
-def aggregated(key: str) -> str:
-    """The same server with both roles in one worker."""
-    return f"{key}-aggregated"
-
-
 def _judge(target: Target, key: str, readings: Sequence[Reading]) -> Verdict:
-    def rounds(contestant: str) -> dict[int, float]:
-        return by_round(readings, contestant, target.scenario, target.figure)
-
-    match target.against:
-        case "llama":
-            candidates = ["llama"]
-        case "better peer":
-            candidates = list(PEERS)
-        case "aggregated":
-            candidates = [aggregated(key)]
-    theirs = {candidate: rounds(candidate) for candidate in candidates}
-    best = best_of(list(theirs.values()), higher_is_better=target.higher_is_better)
-    peer = next((name for name, values in theirs.items() if values is best), target.against)
-    ours = rounds(key)
-    ratios = paired_ratios(ours, best)
-    ratio = median(ratios) if ratios else None
+    figure = next(f for load in LOADS if load.key == target.load for f in load.figures if f.key == target.figure)
+    peer = target.against
+    if peer == AGGREGATED:
+        peer = f"{key}-aggregated"
+    elif peer == BETTER_PEER:
+        middles = {name: value for name in PEERS if (value := middle(readings, name, target.load, target.figure)) is not None}
+        peer = (max if figure.more_is_better else min)(middles, key=lambda name: middles[name], default=BETTER_PEER)
+    value, pairs, unquiet = ratio(readings, key, peer, target.load, target.figure)
     return Verdict(
-        words=target.words,
-        contestant=key,
+        load=target.load,
+        figure=target.figure,
+        server=key,
         peer=peer,
         limit=target.limit,
-        ratio=ratio,
-        pairs=len(ratios),
-        unquiet=_unquiet(readings, target.scenario, key, peer, set(ours) & set(best)),
-        met=None if ratio is None else ratio >= target.limit if target.higher_is_better else ratio <= target.limit,
-    )
-
-
-def _unquiet(readings: Sequence[Reading], scenario: str, ours: str, peer: str, rounds: set[int]) -> int:
-    """Rounds in which either run of the pair was not quiet."""
-    return len(
-        {
-            reading.round_number
-            for reading in readings
-            if reading.scenario == scenario
-            and reading.contestant in (ours, peer)
-            and reading.round_number in rounds
-            and not reading.quietness.quiet
-        }
+        more_is_better=figure.more_is_better,
+        ratio=value,
+        pairs=pairs,
+        unquiet=unquiet,
+        met=None if value is None else value >= target.limit if figure.more_is_better else value <= target.limit,
     )

