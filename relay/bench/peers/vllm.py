@@ -21,7 +21,7 @@ _KV_GIB: Final = 2
 
 
 def server(python: Path | None, gguf: Path, *, model_name: str, threads: int, port: int, say: Say) -> Server:
-    """On the same weights in the Hugging Face layout, in the type that it is faster with: bfloat16 needs AVX-512; without, torch's own loops
+    """On the same weights in the Hugging Face layout, in the type it is faster with: bfloat16 needs AVX-512; without, torch's own loops
     do it, in four times what float32 takes for 16 tokens and seven times for 105. python: instead of one installed here. Raises StartError.
     """
     python = python or kept(f"{PACKAGE}-{VERSION}", _install, say) / "venv" / "bin" / "python"
