@@ -29,6 +29,7 @@ class Outcome:
     request_id: str = ""
     failure: str = ""
     n_resumed: int = 0
+    left: bool = False  # by its own will
     done: bool = False
 
     @property
@@ -49,14 +50,17 @@ class ChaosClient:
         assert parts.hostname is not None
         self._host, self._port, self._resumable = parts.hostname, parts.port, resumable
         self._last_id = self._next_id = ""
+        self._leave_after: int | None = None
 
-    def ask(self, spec: Spec) -> Outcome:
+    def ask(self, spec: Spec, *, leave_after: int | None = None) -> Outcome:
+        """`leave_after`: close the connection after so many events with text."""
         outcome = Outcome(spec.kind, time.monotonic())
+        self._leave_after = leave_after
         self._last_id = self._next_id = ""
         headers = {"X-Relay-Resume": "true"} if self._resumable and spec.streams else {}
         self._exchange(outcome, "POST", spec.path, headers, spec)
         give_up = time.monotonic() + _RESUME_WITHIN_S
-        while headers and outcome.failure.startswith("broken") and outcome.request_id and time.monotonic() < give_up:
+        while not outcome.left and headers and outcome.failure.startswith("broken") and outcome.request_id and time.monotonic() < give_up:
             self._exchange(outcome, "GET", f"/v1/requests/{outcome.request_id}/stream", {"Last-Event-ID": self._last_id}, spec)
             if outcome.failure.startswith("broken"):
                 time.sleep(0.02)  # nothing tells a client when a server takes connections again
@@ -82,7 +86,7 @@ class ChaosClient:
             outcome.failure = f"broken connection: {type(error).__name__}"
         finally:
             connection.close()
-        if not outcome.failure and not outcome.done:
+        if not outcome.failure and not outcome.done and not outcome.left:
             outcome.failure = "broken: the stream ended without [DONE]"
 
     def _read_stream(self, outcome: Outcome, response: http.client.HTTPResponse) -> None:
@@ -112,6 +116,9 @@ class ChaosClient:
             if text:
                 outcome.texts[choice["index"]] = outcome.texts.get(choice["index"], "") + text
                 outcome.event_s.append(time.monotonic())
+                if len(outcome.event_s) == self._leave_after:
+                    outcome.left = True
+                    return False
             if choice["finish_reason"]:
                 outcome.finishes[choice["index"]] = choice["finish_reason"]
         if event.get("usage"):

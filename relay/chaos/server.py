@@ -139,14 +139,16 @@ class ServerUnderTest:
         return strays
 
     def memory_bytes(self) -> int:
-        """Resident, private to the processes of the server (a shared pool counts once, as the root's)."""
+        """Anonymous memory of all processes of the server. Pools and weights are not: their size is fixed."""
+        assert self._process is not None
+        table = self._processes()
         total = 0
-        for row in self.workers().values():
+        for pid in (self._process.pid, *table["spares"], *(row["pid"] for row in table["workers"])):
             try:
-                rollup = Path(f"/proc/{row['pid']}/smaps_rollup").read_text()
+                status = Path(f"/proc/{pid}/status").read_text()
             except OSError:
                 continue
-            total += sum(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Private_"))
+            total += sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
         return total
 
     def _is_ready(self) -> bool:
