@@ -17,7 +17,7 @@ from relay.errors import ConfigError
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = get_args(Role)
-Device = Literal["cpu", "cuda"]
+Device = Literal["cpu", "cuda", "emulated"]
 
 
 def _doc(text: str, **bounds: Any) -> Meta:
@@ -80,6 +80,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     activations: Annotated[
         Literal["a16", "a8"], _doc("native: inputs of matrices have 15 bits, or 8: less exact, and faster with many rows")
     ] = "a16"
+    exact: Annotated[
+        bool, _doc("cuda: matrices by our kernel, whose bits don't depend on the batch; false: by cuBLAS, and recovery may change tokens")
+    ] = True
     kv_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
         _doc("type of the KV cache; auto: bfloat16, the reference float32. The reference knows these two, GPUs bfloat16 and float16"),
@@ -123,7 +126,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: Annotated[str, _doc("processes are NAME-0, NAME-1, ...", pattern="^[a-z][a-z0-9_]{0,31}$")]
     roles: Annotated[tuple[Role, ...], _doc("[prefill], [decode], or both: an aggregated worker", min_length=1, max_length=2)]
-    device: Annotated[Device, _doc("where it computes; the same for all workers: pools of different devices exchange no blocks")] = "cpu"
+    device: Annotated[
+        Device,
+        _doc("where it computes; the same for all workers: their pools exchange blocks. emulated: the CUDA path on the CPU, for tests"),
+    ] = "cpu"
     gpus: Annotated[
         tuple[Annotated[int, Meta(ge=0)], ...],
         _doc("cuda: GPU of each of the `count` processes, by number; one may serve several. Default: each worker has the next one"),
@@ -339,8 +345,10 @@ def _check_devices(config: Config, where: str) -> None:
     devices = list(dict.fromkeys(worker.device for worker in config.workers))
     if len(devices) > 1:
         raise ConfigError(f"{where}: workers compute on {' and '.join(devices)}, which exchange no KV; give all the same device")
-    if config.device == "cuda" and config.engine.runner != "auto":
-        raise ConfigError(f"{where}: engine.runner is {config.engine.runner}, which computes on CPUs; with device: cuda leave it out")
+    if config.device != "cpu" and config.engine.runner != "auto":
+        raise ConfigError(
+            f"{where}: engine.runner is {config.engine.runner}, which computes on CPUs; with device: {config.device} leave it out"
+        )
 
 
 def split_bind(bind: str, where: str = "--bind") -> tuple[str, int]:

@@ -10,10 +10,14 @@ from typing import Literal
 import msgspec
 
 from relay.config import ROLES, Config, EngineConfig, Role, WorkerConfig
+from relay.engine.cuda.memory_plan import DeviceMemory, plan_memory, weight_bytes
+from relay.engine.cuda.served import check_served
+from relay.engine.cuda.step_limits import StepLimits
 from relay.engine.native.runner import native_layout
 from relay.errors import ConfigError
 from relay.kv.layout import KVLayout
-from relay.model.load import read_spec
+from relay.model.checkpoint import Checkpoint
+from relay.model.load import open_checkpoint
 from relay.model.size import n_weights
 from relay.model.spec import ModelSpec
 
@@ -61,12 +65,13 @@ Task = GatewayTask | RouterTask | EngineTask
 
 
 class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. `pool` is the layout of its KV memory, where it has any."""
+    """One process. `pool` is the layout of its KV memory, where it has any; `memory` all that it takes of a device."""
 
     name: str
     task: Task
     drain_rank: int
     pool: KVLayout | None = None
+    memory: DeviceMemory | None = None
 
     @property
     def actors(self) -> tuple[str, ...]:
@@ -102,11 +107,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.runner == "native"
 
     def gpu_bytes(self) -> dict[int, int]:
-        """Weights and KV pools on each GPU that the config uses, by its number."""
+        """What the config takes of each GPU, by its number."""
         found: dict[int, int] = {}
         for worker in self.workers:
-            if isinstance(worker.task, EngineTask) and worker.task.gpu is not None:
-                found[worker.task.gpu] = found.get(worker.task.gpu, 0) + self.weight_bytes + worker.task.layout.pool_bytes
+            if isinstance(worker.task, EngineTask) and worker.task.gpu is not None and worker.memory is not None:
+                found[worker.task.gpu] = found.get(worker.task.gpu, 0) + worker.memory.total
         return found
 
 
@@ -115,8 +120,9 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
 
     Raises ModelError for a model that is not served, ConfigError for a pool too small to serve with.
     """
-    spec = read_spec(model_path)
-    runner: Runner = "cuda" if config.device == "cuda" else "reference" if packed_bytes is None else "native"
+    checkpoint = open_checkpoint(model_path)
+    spec = checkpoint.spec
+    runner: Runner = "cuda" if config.device != "cpu" else "reference" if packed_bytes is None else "native"
     engines: list[PlannedWorker] = []
     gpus = config.gpus()
     counts: dict[Role, int] = {}
@@ -143,7 +149,8 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
                 affinity=worker.affinity,
                 gpu=gpus[len(engines)] if gpus else None,
             )
-            engines.append(PlannedWorker(name=f"{worker.name}-{number}", task=task, drain_rank=2, pool=layout))
+            memory = _device_memory(config, checkpoint, layout) if runner == "cuda" else None
+            engines.append(PlannedWorker(name=f"{worker.name}-{number}", task=task, drain_rank=2, pool=layout, memory=memory))
     wanted = config.model.max_context or spec.max_context
     if wanted > spec.max_context:
         raise ConfigError(f"model.max_context is {wanted}, and the model was trained for {spec.max_context} tokens; ask for no more")
@@ -172,10 +179,23 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
         spec=spec,
         runner=runner,
         why=why,
-        weight_bytes=packed_bytes or (2 if runner == "cuda" else 4) * n_weights(spec),
+        weight_bytes=weight_bytes(checkpoint) if runner == "cuda" else packed_bytes or 4 * n_weights(spec),
         max_context=max_context,
         workers=(*gateways, router, *engines),
     )
+
+
+def step_limits(config: Config, spec: ModelSpec, layout: KVLayout) -> StepLimits:
+    """Of a worker with this pool: no sequence is longer than it."""
+    engine = config.engine
+    context = min(config.model.max_context or spec.max_context, layout.n_blocks * layout.block_tokens)
+    return StepLimits(engine.max_running, engine.max_chunk_tokens, context)
+
+
+def _device_memory(config: Config, checkpoint: Checkpoint, layout: KVLayout) -> DeviceMemory:
+    check_served(checkpoint.spec)
+    limits = step_limits(config, checkpoint.spec, layout)
+    return plan_memory(checkpoint, layout, limits) if config.device == "cuda" else plan_memory(checkpoint, layout, limits, itself=0)
 
 
 def threads_of(worker: WorkerConfig) -> int:

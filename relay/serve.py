@@ -49,18 +49,20 @@ def listen(bind: str) -> socket.socket:
 @dataclass
 class EngineMemory:
     """What one engine worker shares: its KV pool and its step board, new ones for each epoch. The root's descriptors make a death a mere
-    unmapping, and leave the board readable."""
+    unmapping, and leave the board readable. A pool on a device is the worker's own, and peers learn of it with each lease."""
 
     name: str
     pool_bytes: int
     weights_fd: int | None
+    on_device: bool
     fds: dict[str, int] = field(default_factory=dict)
 
     def of_epoch(self, epoch: int) -> dict[str, int]:
         """Called when the last epoch's process has been reaped."""
         threading.Thread(target=_close_all, args=(tuple(self.fds.values()),)).start()  # giving back gigabytes takes its time
         self.fds = {}
-        self.fds["kv"] = create(f"relay-kv-{self.name}-{epoch}", self.pool_bytes)
+        if not self.on_device:
+            self.fds["kv"] = create(f"relay-kv-{self.name}-{epoch}", self.pool_bytes)
         self.fds["board"] = create(f"relay-board-{self.name}-{epoch}", BOARD_BYTES)
         return self.fds if self.weights_fd is None else {**self.fds, "weights": self.weights_fd}
 
@@ -87,8 +89,10 @@ def _close_all(fds: tuple[int, ...]) -> None:
 def worker_spec(worker: PlannedWorker, listen_fd: int, weights_fd: int | None) -> WorkerSpec:
     payload = msgspec.msgpack.encode(worker.task)
     if worker.pool is not None:
-        memory = EngineMemory(worker.name, worker.pool.pool_bytes, weights_fd)
-        return WorkerSpec(worker.name, payload, memory.of_epoch, share=("kv",), drain_rank=worker.drain_rank, suspects=memory.suspects)
+        on_device = worker.memory is not None
+        memory = EngineMemory(worker.name, worker.pool.pool_bytes, weights_fd, on_device)
+        share = () if on_device else ("kv",)
+        return WorkerSpec(worker.name, payload, memory.of_epoch, share=share, drain_rank=worker.drain_rank, suspects=memory.suspects)
     if worker.name.startswith("gateway-"):
         return WorkerSpec(worker.name, payload, lambda epoch: {"listen": listen_fd}, drain_rank=worker.drain_rank)
     return WorkerSpec(worker.name, payload, drain_rank=worker.drain_rank)
@@ -133,7 +137,6 @@ def _require_gpus(config: Config) -> None:
         raise KernelsUnavailable(
             f"the config computes on GPU {highest}, and there are {count}, from 0 on; name others in `gpus`, or {instead}"
         )
-    raise KernelsUnavailable(f"device: cuda can be checked and not yet served: its runner is not finished; {instead}")
 
 
 async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | None = None) -> None:

@@ -65,7 +65,7 @@ def pack(config: Config, model_path: Path, say: Callable[[str], None] = lambda w
 
 def _never_packed(config: Config) -> SharedWeights | None:
     """Where the config itself keeps the native kernels out."""
-    if config.device == "cuda":
+    if config.device != "cpu":
         return SharedWeights(None, None, "")
     return SharedWeights(None, None, "the config asks for the reference") if config.engine.runner == "reference" else None
 

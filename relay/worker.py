@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from relay.engine.start import Compute
     from relay.faults import Faults
     from relay.kv.memory import KVMemory
+    from relay.kv.pools import Map
 
 _POPULATE_BYTES, _POPULATE_EVERY_S = 2 << 20, 0.005
 _TASK = msgspec.msgpack.Decoder(Task)
@@ -180,24 +181,16 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     from relay.engine.metrics import EngineMetrics
     from relay.engine.start import start_engine
     from relay.kv.book import BlockBook
-    from relay.kv.memory import KVMemory
-    from relay.kv.pools import Pools, shared_memory
+    from relay.kv.pools import Pools
     from relay.ledger.metrics import families
 
     laps.end("imports")
     sys.setswitchinterval(0.0001)  # the loop and the compute thread share a GIL: 5 ms would be longer than a decode step
     worker, epoch = host.start.worker, host.start.epoch
-    memory = KVMemory(task.layout, fds["kv"])
-    background = []
-    if epoch == 1:
-        memory.populate()
-    else:
-        background.append(partial(_populate_slowly, memory))
-    laps.end("pool")
     measured = Measured(Path(host.start.run_dir) / f"measured-{worker}.json")
     book, metrics = BlockBook(task.layout.n_blocks, caching=task.config.engine.prefix_cache), EngineMetrics()
-    compute = _compute(task, fds, memory, measured)
-    laps.end("weights")
+    loaded = _on_device(task, epoch, measured, laps) if task.runner == "cuda" else _on_cpu(task, fds, host, measured, laps)
+    compute, memory = loaded.compute, loaded.compute.runner.memory
     if faults is not None:
         from relay.faults import FaultyRunner
 
@@ -206,10 +199,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     laps.end("warm_up")
     engine.subscribe(metrics.on_report)
 
-    def fd_of(address: Address) -> int | None:
-        return host.peer_fds(address).get("kv")
-
-    pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), shared_memory(task.layout, fd_of))
+    pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), loaded.map_pool)
     model, grace_s = task.config.model.name, task.config.gateway.resume_grace_s
     prefill = decode = None
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {}
@@ -243,7 +233,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     structlog.get_logger().info(
         "engine loaded", epoch=epoch, actors=list(actors), blocks=task.layout.n_blocks, threads=task.threads, took_ms=laps.ms
     )
-    return Hosted(actors=actors, on_ask=on_ask, progress=engine.progress, on_drain=on_drain, background=[engine.run, *background])
+    return Hosted(actors=actors, on_ask=on_ask, progress=engine.progress, on_drain=on_drain, background=[engine.run, *loaded.background])
 
 
 async def _populate_slowly(memory: "KVMemory") -> None:
@@ -251,6 +241,52 @@ async def _populate_slowly(memory: "KVMemory") -> None:
     for start in range(0, memory.layout.pool_bytes, _POPULATE_BYTES):
         memory.populate(start, _POPULATE_BYTES)
         await trio.sleep(_POPULATE_EVERY_S)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A runner on its pool, how pools of others are reached from there, and what is left to do beside."""
+
+    compute: "Compute"
+    map_pool: "Map"
+    background: tuple[Callable[[], Awaitable[None]], ...] = ()
+
+
+def _on_device(task: EngineTask, epoch: int, measured: "Measured", laps: "Laps") -> _Loaded:
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts them
+    from relay.engine.cuda.compute import cuda_compute, device_pools, open_device
+    from relay.engine.cuda.pool import DevicePool
+    from relay.model.load import read_spec
+    from relay.plan import step_limits
+
+    path = Path(task.model_path)
+    runtime = open_device(path, task.layout.dtype, task.gpu)
+    pool = DevicePool.create(task.layout, runtime, epoch)
+    laps.end("pool")
+    limits = step_limits(task.config, read_spec(path), task.layout)
+    compute = cuda_compute(path, pool, runtime, limits, measured, exact=task.config.engine.exact)
+    laps.end("weights")
+    return _Loaded(compute, device_pools(task.layout, runtime))
+
+
+def _on_cpu(task: EngineTask, fds: dict[str, int], host: Host, measured: "Measured", laps: "Laps") -> _Loaded:
+    from relay.kv.memory import KVMemory
+    from relay.kv.pools import shared_memory
+
+    memory = KVMemory(task.layout, fds["kv"])
+    background: tuple[Callable[[], Awaitable[None]], ...] = ()
+    if host.start.epoch == 1:
+        memory.populate()
+    else:
+        background = (partial(_populate_slowly, memory),)
+    laps.end("pool")
+
+    def fd_of(address: Address) -> int | None:
+        return host.peer_fds(address).get("kv")
+
+    compute = _compute(task, fds, memory, measured)
+    laps.end("weights")
+    return _Loaded(compute, shared_memory(task.layout, fd_of), background)
 
 
 def _compute(task: EngineTask, fds: dict[str, int], memory: "KVMemory", measured: "Measured") -> "Compute":

@@ -83,6 +83,7 @@ def test_each_worker_has_the_next_gpu_unless_it_names_one() -> None:
     assert parse(GPU).gpus() == (0, 1, 1, 3)
     assert parse(GPU).device == "cuda"
     assert parse(GOOD).gpus() == ()
+    assert parse(GPU.replace("cuda", "emulated").replace(", gpus: [1]", "")).gpus() == ()
 
 
 def test_a_missing_file_is_named() -> None:

@@ -41,21 +41,28 @@ class EmulatedDevice:
         self._mode: Mode = mode
         self._seed = seed
         self._source = source
+        self._binaries: dict[str, Path] = {}
 
     @property
     def type(self) -> str:
         return "cpu"
 
     def launch(self, what: Launch, grid: Grid, block: int, arguments: Sequence[Argument], shared: int = 0) -> None:
-        stem = what.program.stem
-        source = self._source or what.program.path
-        place = binary(source, [program for program in self._programs if program.stem == stem], self._mode)
+        place = self._binary(what.program)
         shape = (*grid, block, 1, 1)
         name = entry_name(what.program, what.kernel).encode()
         if self._mode == "plain":
             _call(place, name, shape, arguments, shared, self._seed)
         else:
             _run(place, name, shape, arguments, shared, self._seed, self._mode)
+
+    def _binary(self, program: Program) -> Path:
+        """Looked up once: hashing the sources takes longer than a small launch."""
+        place = self._binaries.get(program.stem)
+        if place is None:
+            alike = [each for each in self._programs if each.stem == program.stem]
+            place = self._binaries[program.stem] = binary(self._source or program.path, alike, self._mode)
+        return place
 
 
 @functools.cache

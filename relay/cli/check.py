@@ -10,6 +10,7 @@ from rich.table import Table
 
 from relay import config as configuration
 from relay.cli.progress import model_progress
+from relay.engine.cuda.memory_plan import DeviceMemory
 from relay.errors import KernelsUnavailable
 from relay.kernels.cuda_devices import count_gpus
 from relay.plan import EngineTask, Plan, PlannedWorker
@@ -54,7 +55,7 @@ def explain(plan: Plan, console: Console) -> None:
         if isinstance(worker.task, EngineTask):
             layout = worker.task.layout
             row += [
-                f"{worker.task.threads} threads" if worker.task.gpu is None else f"GPU {worker.task.gpu}",
+                _device(worker.task),
                 "shared" if plan.shares_weights else f"{plan.weight_bytes / _MIB:.0f}",
                 f"{layout.pool_bytes / _MIB:.0f}",
                 str(layout.n_blocks * layout.block_tokens),
@@ -66,8 +67,11 @@ def explain(plan: Plan, console: Console) -> None:
         console.print("in brackets roles that a worker takes while nobody lives whose they are")
     if plan.shares_weights:
         console.print(f"weights     {plan.weight_bytes / _MIB:.0f} MiB, packed once and shared by all engine workers")
+    for worker in plan.workers:
+        if worker.memory is not None:
+            console.print(f"{worker.name:<11} {_parts(worker.memory)}")
     for gpu, n_bytes in sorted(plan.gpu_bytes().items()):
-        console.print(f"GPU {gpu:<7} {n_bytes / _MIB:.0f} MiB of weights and KV, beside what CUDA and each process take themselves")
+        console.print(f"GPU {gpu:<7} {n_bytes / _MIB:.0f} MiB in all")
     if config.device == "cuda":
         console.print(f"GPUs here   {_gpus_here()}", markup=False)
     console.print(f"memory      {plan.total_bytes / _MIB:.0f} MiB of weights and KV in all, beside what the processes take themselves")
@@ -77,6 +81,26 @@ def _actors(worker: PlannedWorker) -> str:
     """Those of a role that the worker takes in need only are in brackets."""
     reserve = {worker.task.actors[role] for role in worker.task.reserve} if isinstance(worker.task, EngineTask) else set[str]()
     return ", ".join(f"({actor})" if actor in reserve else actor for actor in worker.actors)
+
+
+def _device(task: EngineTask) -> str:
+    if task.gpu is not None:
+        return f"GPU {task.gpu}"
+    return "emulator" if task.runner == "cuda" else f"{task.threads} threads"
+
+
+def _parts(memory: DeviceMemory) -> str:
+    """Of a worker on a device, in MiB."""
+    parts = {
+        "weights": memory.weights,
+        "KV": memory.kv,
+        "steps": memory.steps,
+        "attention": memory.attention,
+        "draws": memory.draws,
+        "tables": memory.tables,
+        "CUDA itself": memory.itself,
+    }
+    return f"{memory.total / _MIB:.0f} MiB: " + ", ".join(f"{name} {n_bytes / _MIB:.0f}" for name, n_bytes in parts.items())
 
 
 def _gpus_here() -> str:

@@ -57,6 +57,10 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._slots[name].shape
 
+    def type(self, name: str) -> str:
+        """As the file has it."""
+        return self._source.infos()[self._places[name].tensor].type
+
     def matrix(self, name: str) -> PackedMatrix:
         """The packed rows of a slot with two dimensions."""
         (n_out, n_in), place = self._slots[name].shape, self._places[name]
