@@ -1,8 +1,6 @@
 """One request against servers that behave badly on the socket."""
 
-import shutil
 import ssl
-import subprocess
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trustme
 from trio.testing import MockClock
 
 from relay.bench.client import Client
@@ -125,15 +124,11 @@ def test_a_server_that_speaks_no_tls_is_a_failure_to_connect() -> None:
 
 def test_streams_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a certificate of the test's own, in pieces that do not fit the TLS records' bounds; the connection is kept."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl to make a certificate with")
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run([openssl, *options.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    authority, path = trustme.CA(), tmp_path / "authority.pem"
+    authority.cert_pem.write_to_path(str(path))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
     connections = 0
 
     async def handler(stream: trio.SocketStream) -> None:

@@ -12,7 +12,6 @@ from tests.bench.test_report import CONTEXT, RECORDS, measured
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / "run.png"
     plot(Report(CONTEXT, measured()), RECORDS, path)
     data = path.read_bytes()
@@ -21,14 +20,12 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
 
 
 def test_a_run_in_which_all_failed_has_a_picture_too(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     failed = [record for record in RECORDS if not record.ok]
     plot(Report(CONTEXT, measured(failed)), failed, tmp_path / "run.svg")
     assert "</svg>" in (tmp_path / "run.svg").read_text()
 
 
 def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     with pytest.raises(StartError, match="cannot be written"):
         plot(Report(CONTEXT, measured()), RECORDS, tmp_path / "none" / "run.png")
 
