@@ -64,7 +64,7 @@ def library_path() -> Path:
     flags = (*FLAGS, *INSTRUCTION_FLAGS[instructions])
     place = _cache_folder() / f"{_fingerprint(compiler, flags)}.so"
     if not place.exists():
-        with _locked(place.with_suffix(".lock")):
+        with locked(place.with_suffix(".lock")):
             if not place.exists():
                 compile_library(place, [FOLDER / name for name in SOURCES], flags, compiler)
     return place
@@ -154,7 +154,8 @@ def _own_folder() -> "tempfile.TemporaryDirectory[str]":
 
 
 @contextmanager
-def _locked(place: Path) -> Iterator[None]:
+def locked(place: Path) -> Iterator[None]:
+    """One holder of this file at a time, on this machine."""
     with place.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,22 +1,21 @@
 """The .cu files of this room into cubins, without a GPU, and the place where cubins are kept.
 
     Program("paged_decode", (("ELEMENT", "bf16"), ("HEAD_DIM", "128"), ("STAGES", "3")))     one .cu and its macros
-    compile_cubin(program, 90) -> (cubin, what ptxas says)       needs cuda-bindings and nvidia-cuda-nvrtc; no headers, no device
+    compile_cubin(program, 90) -> (cubin, what ptxas says)       needs nvidia-cuda-nvrtc; no headers, no device
     build(program, 90) -> Path                                   the same, once: kept under a hash of sources, macros and flags
 
 A cubin runs on its architecture and on later ones of the same generation: sm_80 serves 8.x, sm_90 9.x, sm_100 10.x. No CuPy, no torch.
 """
 
-import functools
 import hashlib
-import importlib
 import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from relay.errors import KernelsUnavailable
+from relay.kernels import nvrtc
+from relay.kernels.cpp_library import locked
 
 FOLDER: Final = Path(__file__).resolve().parent
 ARCHITECTURES: Final = (80, 90, 100)
@@ -60,42 +59,18 @@ def build(program: Program, architecture: int) -> Path:
     """Compile unless it is there; beside it lies what the compiler said (`.log`). Raises KernelsUnavailable."""
     place = cubin_path(program, architecture)
     if not place.exists():
-        cubin, log = compile_cubin(program, architecture)
-        _write(place.with_suffix(".log"), log.encode())
-        _write(place, cubin)
+        with locked(place.with_suffix(".lock")):  # workers that start together compile once
+            if not place.exists():
+                cubin, log = compile_cubin(program, architecture)
+                _write(place.with_suffix(".log"), log.encode())
+                _write(place, cubin)
     return place
 
 
 def compile_cubin(program: Program, architecture: int) -> tuple[bytes, str]:
     """Raises KernelsUnavailable, with what the compiler said."""
-    nvrtc = _nvrtc()
-    handle = _call(nvrtc, "nvrtcCreateProgram", program.path.read_bytes(), program.path.name.encode(), 0, [], [])
-    flags = [flag.encode() for flag in (f"--gpu-architecture=sm_{architecture}", "--ptxas-options=-v", *program.flags)]
-    (status,) = nvrtc.nvrtcCompileProgram(handle, len(flags), flags)
-    log = bytearray(_call(nvrtc, "nvrtcGetProgramLogSize", handle))
-    _call(nvrtc, "nvrtcGetProgramLog", handle, log)
-    said = log.decode(errors="replace").rstrip("\0")
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise KernelsUnavailable(f"{program.name} was not compiled for sm_{architecture}; NVRTC said:\n{said[:4000]}")
-    cubin = bytearray(_call(nvrtc, "nvrtcGetCUBINSize", handle))
-    _call(nvrtc, "nvrtcGetCUBIN", handle, cubin)
-    _call(nvrtc, "nvrtcDestroyProgram", handle)
-    return bytes(cubin), said
-
-
-@functools.cache
-def _nvrtc() -> Any:
-    try:
-        return importlib.import_module("cuda.bindings.nvrtc")
-    except ImportError as error:
-        raise KernelsUnavailable("building cubins needs the packages cuda-bindings and nvidia-cuda-nvrtc; install them") from error
-
-
-def _call(nvrtc: Any, name: str, *arguments: Any) -> Any:
-    status, *result = getattr(nvrtc, name)(*arguments)
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise KernelsUnavailable(f"{name} failed: {status}")
-    return result[0] if result else None
+    flags = (f"--gpu-architecture=sm_{architecture}", "--ptxas-options=-v", *program.flags)
+    return nvrtc.compile_source(program.path.read_bytes(), program.path.name, flags)
 
 
 def cache_folder() -> Path:

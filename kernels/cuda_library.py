@@ -2,14 +2,15 @@
 
     CUDA.launch(Launch(program, "paged_decode"), grid, block, arguments, shared)
 
-This and `cuda_devices` alone import CuPy. A program is a cubin that was built before (`cuda_compiler.build`), else CuPy's NVRTC compiles
-it once. A launch goes to torch's current stream, allocates nothing and waits for nothing; the first one of a kernel loads it, so it must
-come before a graph is captured. Under capture scalars are baked in; what changes between replays lies in device tensors. One device per
-process.
+This and `cuda_devices` alone import CuPy. A program is loaded from its cubin, which is built once and kept (`cuda_compiler.build`); where
+there is no NVRTC package, or none of our architectures suits the device, CuPy's own NVRTC compiles it. A launch goes to torch's current
+stream, allocates nothing and waits for nothing; the first one of a kernel loads it, so it must come before a graph is captured. Under
+capture scalars are baked in; what changes between replays lies in device tensors. One device per process.
 """
 
 import functools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from relay.errors import KernelsUnavailable
-from relay.kernels.cuda_compiler import Program, architecture_for, cubin_path
+from relay.kernels.cuda_compiler import Program, architecture_for, build
 
 Argument = Tensor | np.generic | None
 Grid = tuple[int, int, int]
@@ -93,9 +94,8 @@ def _module(program: Program) -> Any:
     capability = cupy.cuda.Device().compute_capability
     architecture = architecture_for(int(capability[:-1]), int(capability[-1]))
     if architecture is not None:
-        cubin = cubin_path(program, architecture)
-        if cubin.exists():
-            return cupy.RawModule(path=str(cubin))
+        with suppress(KernelsUnavailable):  # there is no NVRTC package; if the source is wrong, CuPy's says so
+            return cupy.RawModule(path=str(build(program, architecture)))
     return cupy.RawModule(code=program.path.read_text(), options=program.flags, backend="nvrtc")
 
 

@@ -6,7 +6,6 @@
 Kept under a hash of everything that goes in; processes that ask at once compile once.
 """
 
-import fcntl
 import functools
 import hashlib
 import os
@@ -14,12 +13,12 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 from relay.errors import KernelsUnavailable
+from relay.kernels.cpp_library import locked
 from relay.kernels.cuda_compiler import FOLDER, Program
 
 Mode = Literal["plain", "address", "thread"]
@@ -45,7 +44,7 @@ def binary(source: Path, programs: Sequence[Program], mode: Mode) -> Path:
     for path in (source, *sorted(source.parent.glob("*.cuh")), *sorted(HERE.glob("*.h"))):
         digest.update(path.read_bytes())
     place = _cache() / f"{source.stem}-{mode}-{digest.hexdigest()[:24]}"
-    with _locked(place):
+    with locked(place.with_name(f"{place.name}.lock")):
         if not place.exists():
             _compile(source, unit, mode, place)
     return place
@@ -60,13 +59,6 @@ def _compile(source: Path, unit: str, mode: Mode, place: Path) -> None:
         if done.returncode:
             raise KernelsUnavailable(f"{source.name} does not compile for the emulator:\n{done.stderr[:6000]}")
         made.replace(place)
-
-
-@contextmanager
-def _locked(place: Path) -> Iterator[None]:
-    with place.with_name(f"{place.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def kernels_of(source: Path) -> list[str]:

@@ -20,6 +20,8 @@ def queries(n: int, n_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
 def decode(q: Tensor, kv: Paged, *, on: EmulatedDevice = PLAIN, context: int = 0, cap: float = 0.0, window: int = 0) -> Tensor:
     out = torch.full_like(q, float("nan"))
     work = workspace(len(q), q.shape[1], q.shape[2], context or int(kv.lengths.max()), torch.device("cpu"))
+    work.part_o.fill_(float("nan"))
+    work.part_ml.fill_(float("nan"))
     paged_decode(q, kv.keys, kv.values, kv.table, kv.lengths, out, work, scale=q.shape[2] ** -0.5, cap=cap, window=window, on=on)
     return out
 
@@ -38,6 +40,7 @@ def error(got: Tensor, q: Tensor, kv: Paged, *, cap: float = 0.0, window: int = 
         ([0, 1, 15, 16, 17, 31, 32, 33], 1, 3, 16),
         ([255, 256, 257, 0, 300], 2, 4, 16),
         ([90, 5], 1, 17, 32),  # more heads than a tile has rows
+        ([40], 2, 16, 16),  # as many heads as a tile has rows
         ([700, 40], 1, 7, 8),
         ([1100], 1, 8, 64),
     ],

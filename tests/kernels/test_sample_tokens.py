@@ -77,6 +77,7 @@ SETTINGS = {
     "tiny_top_p": Sampling(top_p=1e-9),
     "wide_top_p": Sampling(top_p=0.9999),
     "min_p": Sampling(min_p=0.1),
+    "min_p_1": Sampling(min_p=1.0),
     "all_cuts": Sampling(temperature=1.3, top_k=40, top_p=0.9, min_p=0.02),
     "repetition": Sampling(repetition_penalty=1.7),
     "presence": Sampling(frequency_penalty=0.6, presence_penalty=-0.4, top_p=0.95),
