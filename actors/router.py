@@ -252,10 +252,10 @@ class RouterActor:
 
     def _on_cancel(self, message: Cancel) -> None:
         key = message.request_id, message.attempt
+        self._tombstones.add(key)  # it may be declined, and an Admit that waited for credit comes behind its Cancel
         if self._queue.remove(key) is not None:
             self._place_queued()
             return
-        self._tombstones.add(key)  # it may be declined, and an Admit that waited for credit comes behind its Cancel
         place = self._places.get(key)
         if place is not None:
             self._context.post(place.decode, message)

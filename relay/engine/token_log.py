@@ -52,6 +52,11 @@ class TokenLog:
         self.orphaned()
 
 
+def _request(key: Key) -> str:
+    """The request that this is a choice of."""
+    return key[0].split("/")[0]
+
+
 class TokenLogs:
     """All logs of one decode worker."""
 
@@ -73,15 +78,20 @@ class TokenLogs:
         """The newest attempt of each choice of the request with this name, ours or the client's."""
         found: dict[str, tuple[Key, bytes]] = {}
         for key, log in self._logs.items():
-            own = key[0].split("/")[0]
+            own = _request(key)
             if name in (own, log.resumable.public_id) and (key[0] not in found or found[key[0]][0][1] < key[1]):
                 found[key[0]] = key, log.resumable.envelope
         return list(found.values())
 
     def expired(self) -> list[Key]:
-        """Forget what nobody came for in time; returns the keys, some of which may still run."""
+        """Forget what nobody came for in time; returns the keys, some of which may still run. The choices of one request go together: one
+        may have ended long before a client needs it again, with the others."""
         now = now_ns()
-        gone = [key for key, log in self._logs.items() if log.orphan_since_ns and now - log.orphan_since_ns > self._grace_ns]
+        since: dict[str, int] = {}
+        for key, log in self._logs.items():
+            request = _request(key)
+            since[request] = max(since.get(request, 0), log.orphan_since_ns or now)
+        gone = [key for key in self._logs if now - since[_request(key)] > self._grace_ns]
         orphans = [key for key, log in self._logs.items() if log.orphan_since_ns]
         gone += [key for key in orphans[: max(0, len(orphans) - MAX_LOGS)] if key not in gone]
         for key in gone:

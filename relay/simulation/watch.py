@@ -17,6 +17,7 @@ from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
 from relay.messages import (
     Address,
+    Admit,
     Cancel,
     Declined,
     Detach,
@@ -117,6 +118,10 @@ class Watch:
             decode = message.address if isinstance(message, Left) else message.decode
             key = message.request_id, message.attempt
             if self._placed.get((address, key)) == decode:
+                del self._placed[address, key]
+        elif isinstance(message, Admit):
+            key = message.request_id, message.attempt
+            if self._placed.get((address, key)) in message.dead:  # so its gateway says, before the router hears of it
                 del self._placed[address, key]
         elif isinstance(message, Resume):
             self._resuming[address, message.request_id] = None
