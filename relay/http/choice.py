@@ -75,6 +75,9 @@ class Choice:
         elif flight.finish is not None and self.n_tokens == len(ids):
             rest = self._detokenizer.flush()
             self._made += len(rest)
+            if rest and self._held:
+                token = self._held.pop()[1]
+                self._held.append((self._made, Scored(token.chosen, token.piece + rest, token.top)))
             text, stopped = self._stop.push(rest)
             parts += [text] if stopped else [text, self._stop.flush()]
             self.finish = "stop" if stopped else flight.finish
@@ -91,9 +94,11 @@ class Choice:
         self._made += len(piece)
 
     def _release(self) -> list[Scored]:
-        """Tokens whose text is out; at the end the last one may be cut, and what lies behind a stop string is dropped."""
+        """Tokens whose text is out; at the end the last one may be cut, and what lies behind a stop string is dropped. Within a character
+        the last one stays: should that never be finished, what is shown for it is part of its text."""
         out = []
-        while self._held and self._held[0][0] <= self._sent:
+        stays = 1 if self.finish is None and self._detokenizer.unfinished else 0
+        while len(self._held) > stays and self._held[0][0] <= self._sent:
             out.append(self._held.popleft()[1])
         if self.finish is not None and self._held:
             end, token = self._held.popleft()
@@ -115,10 +120,10 @@ def candidate(tokenizer: Tokenizer, token: int, logprob: float) -> Candidate:
     return Candidate(token, raw.decode("utf-8", "replace"), raw, logprob)
 
 
-def echoed(tokenizer: Tokenizer, flight: Flight) -> list[Scored]:
-    """The prompt's tokens with their log probabilities; the first has none."""
+def echoed(tokenizer: Tokenizer, flight: Flight, n_added: int) -> list[Scored]:
+    """The prompt's tokens with their log probabilities; the first has none. The first `n_added` are not the client's: they show no text."""
     detokenizer = Detokenizer(tokenizer, (), skip_special=False)
-    pieces = [detokenizer.push(token) for token in flight.prompt]
+    pieces = [""] * n_added + [detokenizer.push(token) for token in flight.prompt[n_added:]]
     pieces[-1] += detokenizer.flush()
     first = Scored(candidate(tokenizer, flight.prompt[0], 0.0), pieces[0], first=True)
     rest = zip(flight.prompt[1:], pieces[1:], flight.scores, strict=True)

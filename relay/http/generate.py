@@ -47,10 +47,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """`text` is what an echo shows."""
+    """`text` is what an echo shows; not the first `n_added` ids, which the tokenizer put in front of the client's text."""
 
     ids: tuple[int, ...]
     text: str
+    n_added: int = 0
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -439,8 +440,9 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
             ids = tuple(self._tokenizer.encode_prompt(prompt)) if isinstance(prompt, str) else prompt
             if not ids:
                 raise InvalidRequest("`prompt` has no tokens; send at least one", param="prompt")
-            text = self._tokenizer.decode(ids, skip_special=False) if request.echo else ""
-            prompts.append(Prompt(ids, text))
+            n_added = self._tokenizer.n_added(prompt) if isinstance(prompt, str) else 0
+            text = self._tokenizer.decode(ids[n_added:], skip_special=False) if request.echo else ""
+            prompts.append(Prompt(ids, text, n_added))
         return prompts
 
     def _prompt_logprobs(self, request: CompletionRequest) -> int:
@@ -456,7 +458,7 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
         if request.options.max_tokens == 0:
             text, tokens = "", []
         if request.prompt_logprobs >= 0:
-            tokens = [*echoed(self._tokenizer, choice.flight), *tokens]
+            tokens = [*echoed(self._tokenizer, choice.flight, prompt.n_added), *tokens]
         return prompt.text + text, tokens
 
     def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:

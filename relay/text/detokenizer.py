@@ -42,6 +42,11 @@ class Detokenizer:
         self._pending = data[n_bytes:]
         return text
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the answer so far ends within a character."""
+        return bool(self._pending) and not self._only_prompt
+
     def flush(self) -> str:
         """The end of the answer: U+FFFD for a character that was begun and never finished."""
         unfinished, self._pending = self._pending, b""

@@ -98,6 +98,12 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
+    def n_added(self, text: str) -> int:
+        """Of the ids of `encode_prompt(text)`, how many at the front are not of the text."""
+        if not self.add_bos or self.bos_id is None:
+            return 0
+        return 0 if text.startswith(self.token_bytes(self.bos_id).decode("utf-8", "replace")) else 1
+
     def token_bytes(self, token_id: int) -> bytes:
         """The true bytes of a token, which need not be whole characters. A special token has its spelling; an id without token, nothing."""
         return self._all_bytes[token_id] if 0 <= token_id < self.vocab_size else b""

@@ -53,9 +53,11 @@ def send(client: httpx.Client, route: str, body: bytes) -> int:
 
 
 def small_config(source: Path, target: Path) -> Path:
-    """A config whose requests cannot be long, whatever they ask for."""
+    """A config whose requests cannot be long, whatever they ask for, and whose streams are never silent for long."""
     text = source.read_text().replace("  name: smollm2\n", "  name: smollm2\n  max_context: 64\n")
-    target.write_text(text.replace("  bind: 127.0.0.1:8000\n", "  bind: 127.0.0.1:8000\n  default_max_tokens: 2\n"))
+    target.write_text(
+        text.replace("  bind: 127.0.0.1:8000\n", "  bind: 127.0.0.1:8000\n  default_max_tokens: 2\n  keepalive_comment_s: 0.01\n")
+    )
     return target
 
 

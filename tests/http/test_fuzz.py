@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.http.fuzzing import fuzz, malformed, send, small_config
@@ -39,3 +40,19 @@ def test_without_a_number_there_is_room_to_the_end_of_the_context(server: Runnin
         body = {"prompt": [5] * n_prompt, "temperature": 0, "ignore_eos": True, **given}
         assert server.http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == n_answer
     assert server.http.post("/v1/completions", json={"prompt": [5] * 64, **given}).status_code == 400
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_that_waits_gets_comments_and_clients_pass_over_them(server: RunningServer, n: int) -> None:
+    """From the prompt's computation on; the status is out by then, so what goes wrong later is an error event."""
+    body: dict[str, Any] = {"model": "smollm2", "prompt": [9] * 58, "max_tokens": 4, "temperature": 0, "n": n}
+    text = server.http.post("/v1/completions", json={**body, "stream": True, "cache_salt": f"comments {n}"}).text
+    assert text.startswith(": keep-alive\n\n")
+    assert text.endswith("data: [DONE]\n\n")
+    parts = text.split("\n\n")[:-1]
+    assert all(part.startswith("data: ") or part == ": keep-alive" for part in parts)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    texts = [""] * n
+    for chunk in client.completions.create(**body, stream=True, extra_body={"cache_salt": f"again {n}"}):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in client.completions.create(**body).choices]
