@@ -76,8 +76,8 @@ class Choice:
             rest = self._detokenizer.flush()
             self._made += len(rest)
             if rest and self._held:
-                token = self._held.pop()[1]
-                self._held.append((self._made, Scored(token.chosen, token.piece + rest, token.top)))
+                final = self._held.pop()[1]
+                self._held.append((self._made, Scored(final.chosen, final.piece + rest, final.top)))
             text, stopped = self._stop.push(rest)
             parts += [text] if stopped else [text, self._stop.flush()]
             self.finish = "stop" if stopped else flight.finish

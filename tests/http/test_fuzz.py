@@ -51,8 +51,8 @@ def test_a_stream_that_waits_gets_comments_and_clients_pass_over_them(server: Ru
     assert text.endswith("data: [DONE]\n\n")
     parts = text.split("\n\n")[:-1]
     assert all(part.startswith("data: ") or part == ": keep-alive" for part in parts)
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     texts = [""] * n
-    for chunk in client.completions.create(**body, stream=True, extra_body={"cache_salt": f"again {n}"}):
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == [choice.text for choice in client.completions.create(**body).choices]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        for chunk in client.completions.create(**body, stream=True, extra_body={"cache_salt": f"again {n}"}):
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+        assert texts == [choice.text for choice in client.completions.create(**body).choices]
