@@ -39,7 +39,7 @@ class Case:
     sampling: Sampling
 
 
-def cases() -> list[Case]:
+def cases(vocab: int = 49152) -> list[Case]:
     """Prompts around the edges of blocks, tiles and chunks, under every kind of sampling."""
     draw = random.Random(7)
     kinds = (
@@ -47,9 +47,9 @@ def cases() -> list[Case]:
         Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=11),
         Sampling(temperature=1.0, seed=12, choice=1),
         Sampling(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.3, logprobs=3),
-        Sampling(temperature=0.9, min_p=0.05, seed=13, logit_bias=((5, 2.0), (900, -3.0))),
+        Sampling(temperature=0.9, min_p=0.05, seed=13, logit_bias=((5, 2.0), (90, -3.0))),
     )
-    prompts = [tuple(draw.randrange(3, 49152) for _ in range(n)) for n in LENGTHS]
+    prompts = [tuple(draw.randrange(3, vocab) for _ in range(n)) for n in LENGTHS]
     return [Case(prompt, kinds[i % len(kinds)]) for i, prompt in enumerate(prompts)]
 
 
