@@ -10,12 +10,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from relay.errors import StartError
+from relay.runtime.child import signal_at_parents_death
 
 _URL = re.compile(r"on (http://\S+), ")
 _RUNTIME = {"allow_faults": True, "max_restarts": 100_000, "first_backoff_s": 0.0, "hang_s": 2.0, "silent_s": 1.5}
@@ -39,7 +41,12 @@ class ServerUnderTest:
         with self._log_path.open("wb") as log:
             command = [sys.executable, "-m", "relay", "serve", str(config), "--bind", "127.0.0.1:0"]
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env={**os.environ, "TMPDIR": str(folder)}
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": str(folder)},
+                preexec_fn=partial(signal_at_parents_death, signal.SIGTERM),  # whoever kills us: it drains
             )
         deadline = time.monotonic() + 180
         while not self._is_ready():

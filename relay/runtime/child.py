@@ -83,9 +83,14 @@ def run_delay_ns(pid: int) -> int:
     return total
 
 
+def signal_at_parents_death(number: signal.Signals) -> None:
+    """Of this process, once the thread that started it ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
 def die_with(parent: int) -> None:
     """In the worker: have the kernel kill us when the root ends. The check closes the race with a death before this call."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    signal_at_parents_death(signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the root that started this worker is gone")
