@@ -48,6 +48,18 @@ def test_blocks_and_checksums_are_the_references(
     assert torch.equal(again, sums)
 
 
+def test_a_block_and_its_checksum_do_not_depend_on_the_batch_nor_on_the_grid() -> None:
+    source, from_blocks, to_blocks = pool(3, 6, 300, 0), (4, 0, 2, 5), (1, 2, 0, 3)
+    together, sums = pool(3, 4, 300, 1), torch.zeros(3, 4, dtype=torch.int64)
+    kv_transfer(source, blocks(*from_blocks), together, blocks(*to_blocks), range(3), sums, cuda_blocks=5, on=PLAIN)
+    alone, one = pool(3, 4, 300, 1), torch.zeros(1, 1, dtype=torch.int64)
+    for layer in range(3):
+        for i in range(4):
+            kv_transfer(source, blocks(from_blocks[i]), alone, blocks(to_blocks[i]), range(layer, layer + 1), one, on=PLAIN)
+            assert torch.equal(one[0, 0], sums[layer, i]), (layer, i)
+    assert torch.equal(alone, together)
+
+
 @pytest.mark.parametrize("mode", ["address", "thread"])
 def test_sanitizers_find_nothing(mode: Mode) -> None:
     source, target = pool(2, 5, 700, 0), pool(2, 4, 700, 1)

@@ -135,6 +135,14 @@ def test_a_rows_bits_depend_neither_on_the_batch_nor_on_the_kernel(form: Format)
     assert same_bits(product(packed, x, on=EmulatedDevice(PROGRAMS, seed=3)), whole)
 
 
+@pytest.mark.parametrize("form", Format)
+def test_a_rows_bits_do_not_depend_on_the_batch_in_any_format(form: Format) -> None:
+    packed, x = any_packed(form, 24, 768), inputs(13, 768)
+    whole = product(packed, x)
+    for begin, end, rows in ((0, 1, 8), (12, 13, 32), (2, 11, 8), (2, 11, 32)):
+        assert same_bits(product(packed, x[begin:end].clone(), rows=rows), whole[begin:end]), (begin, end, rows)
+
+
 @pytest.mark.parametrize("mode", ["address", "thread"])
 @pytest.mark.parametrize("form", Format)
 def test_sanitizers_find_nothing(mode: Mode, form: Format) -> None:

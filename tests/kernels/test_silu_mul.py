@@ -36,6 +36,13 @@ def test_extremes_are_finite_or_as_large_as_their_input(activation: Activation) 
     assert torch.allclose(gated(x, activation).double(), reference(x, activation=activation), rtol=1e-3, atol=1e-6)
 
 
+def test_a_row_does_not_depend_on_the_batch_nor_on_the_order_of_threads() -> None:
+    x = rows(4, 2056, torch.bfloat16)
+    together = gated(x, on=EmulatedDevice(PROGRAMS, seed=3))
+    for i in range(4):
+        assert same_bits(gated(x[i : i + 1].clone()), together[i : i + 1])
+
+
 @pytest.mark.parametrize("mode", ["address", "thread"])
 def test_sanitizers_find_nothing(mode: Mode) -> None:
     x = rows(2, 2056, torch.bfloat16)

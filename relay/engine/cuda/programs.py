@@ -1,38 +1,11 @@
 """The kernels that a model's steps launch, of all that there are: what a device is asked to load, and the emulator to compile."""
 
-from itertools import chain
 from typing import Final
 
-from relay.kernels import (
-    exact_matmul,
-    kv_scatter_rope,
-    kv_transfer,
-    paged_decode,
-    paged_prefill,
-    quant_matvec,
-    rms_norm,
-    sample_tokens,
-    silu_mul,
-)
 from relay.kernels.cuda_compiler import Program
+from relay.kernels.cuda_programs import PROGRAMS
 from relay.model.spec import ModelSpec
 
-_ALL: Final = tuple(
-    chain.from_iterable(
-        module.PROGRAMS
-        for module in (
-            exact_matmul,
-            kv_scatter_rope,
-            kv_transfer,
-            paged_decode,
-            paged_prefill,
-            quant_matvec,
-            rms_norm,
-            sample_tokens,
-            silu_mul,
-        )
-    )
-)
 _ELEMENTS: Final = {"bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -44,4 +17,4 @@ def programs_for(spec: ModelSpec, dtype: str, matrix_types: frozenset[str]) -> t
         "ACTIVATION": frozenset((spec.traits.activation,)),
         "FORMAT": matrix_types,
     }
-    return tuple(program for program in _ALL if all(name not in wanted or value in wanted[name] for name, value in program.macros))
+    return tuple(program for program in PROGRAMS if all(name not in wanted or value in wanted[name] for name, value in program.macros))
