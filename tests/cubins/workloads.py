@@ -62,8 +62,8 @@ WORKLOADS: Final = {
     "kv_transfer": Workload("4096 tokens x 32 layers", 2.0 * 4096 * 32 * _KV_ROW, 0),
     "rms_norm": Workload(f"64 rows x {_HIDDEN}, residual", 64 * _HIDDEN * 2 * 4 + _HIDDEN * 2, 0),
     "silu_mul": Workload(f"64 rows x {_FFN}", 64 * _FFN * 2 * 3, 0),
-    # top-k and top-p: 2 passes over the logits; over `work` one written, 3 + 3 for the cuts, 1 sum, 2 to draw: each of 4 bytes
-    "sample_tokens": Workload(f"64 rows x {_VOCABULARY}, top-k and top-p", 64.0 * _VOCABULARY * 4 * (2 + 1 + 3 + 3 + 1 + 2), 0),
+    # top-k and top-p: 2 passes over the logits; over `work` one written, 3 + 3 for the cuts, 1 sum, 1 to draw: each of 4 bytes
+    "sample_tokens": Workload(f"64 rows x {_VOCABULARY}, top-k and top-p", 64.0 * _VOCABULARY * 4 * (2 + 1 + 3 + 3 + 1 + 1), 0),
     "tally_tokens": Workload(f"64 sequences x {_VOCABULARY}", 64.0 * _VOCABULARY * 4, 0),
     "quant_matvec_8": _product(1, 8, _FFN, _HIDDEN, 4.625),
     "quant_matvec_32": _product(32, 32, _FFN, _HIDDEN, 4.625),
