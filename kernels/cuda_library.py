@@ -96,7 +96,8 @@ def _module(program: Program) -> Any:
     if architecture is not None:
         with suppress(KernelsUnavailable):  # there is no NVRTC package; if the source is wrong, CuPy's says so
             return cupy.RawModule(path=str(build(program, architecture)))
-    return cupy.RawModule(code=program.path.read_text(), options=program.flags, backend="nvrtc")
+    options = tuple(flag for flag in program.flags if flag != "-ftz=true")  # CuPy adds this one itself, and twice may be once too often
+    return cupy.RawModule(code=program.path.read_text(), options=options, backend="nvrtc")
 
 
 def _load(what: Launch, shared: int) -> Any:

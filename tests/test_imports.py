@@ -14,7 +14,7 @@ LAYERS = (
     ("model", "engine"),
     ("actors",),
     ("http", "plan"),
-    ("bench", "chaos", "weights", "simulation"),
+    ("bench", "chaos", "weights", "simulation", "gpu_check"),
     ("serve", "worker", "faults", "cli", "__main__"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}

@@ -41,6 +41,7 @@ class DecodeGraphs:
         self._sizes, self._contexts = batch_sizes(max_running), contexts(max_context)
         self._graphs: dict[Bucket, Graph] = {}
         self.n_replays: dict[Bucket, int] = {}
+        self.enabled = True
 
     def buckets(self) -> list[Bucket]:
         """The largest first: what it needs serves the others."""
@@ -59,7 +60,7 @@ class DecodeGraphs:
     def replay(self, bucket: Bucket) -> bool:
         """Whether there is such a graph."""
         graph = self._graphs.get(bucket)
-        if graph is None:
+        if graph is None or not self.enabled:
             return False
         graph.replay()
         self.n_replays[bucket] += 1

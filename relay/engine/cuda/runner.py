@@ -110,6 +110,12 @@ class CudaRunner:
         logits = np.concatenate([part.numpy() for part in kept]) if kept else np.empty((0, self.vocab_size), np.float32)
         return StepResult(ids, logprobs, checksums, logits if self.keep_logits else None, push_ns)
 
+    def replay(self, bucket: Bucket) -> None:
+        """The device's part of a decode step once more, on whatever its inputs are, for measuring. Waits."""
+        with self._runtime.computing():
+            self.graphs.replay(bucket)
+            self._runtime.finish()
+
     def _draw(self, batch: Batch, begin: int, logits: Tensor, ids: list[int], logprobs: list[Logprobs | None], kept: list[Tensor]) -> None:
         more_ids, more_logprobs = self._sampler.draw(logits, batch.draws[begin : begin + len(logits)])
         ids += more_ids

@@ -80,8 +80,8 @@ class StepInputs:
         width = min(batch.block_table.shape[1], self._blocks.shape[1])
         self._blocks[: len(owners), :width] = batch.block_table[owners, :width]
         self._pad(n_rows, pad_to)
-        self._upload(max(n_rows, pad_to) + 1)
-        self.table[: len(owners), :width].copy_(self._host_table[: len(owners), :width], non_blocking=True)
+        self._upload()
+        self.table[: len(owners)].copy_(self._host_table[: len(owners)], non_blocking=True)
         return Shape(
             n_rows=n_rows,
             n_single=n_single,
@@ -94,7 +94,7 @@ class StepInputs:
     def pad(self, n_rows: int) -> None:
         """Rows that belong to no sequence, and nothing else."""
         self._pad(0, n_rows)
-        self._upload(n_rows)
+        self._upload()
 
     def _pad(self, begin: int, end: int) -> None:
         padding = slice(begin, max(begin, end))
@@ -102,8 +102,9 @@ class StepInputs:
             self._numbers[line, padding] = 0
         self._numbers[_SEQUENCE, padding] = -1
 
-    def _upload(self, n: int) -> None:
-        self._lines[:, :n].copy_(self._host_lines[:, :n], non_blocking=True)
+    def _upload(self) -> None:
+        """All lines: one copy without gaps, tens of kilobytes."""
+        self._lines.copy_(self._host_lines, non_blocking=True)
 
     def _check(self, batch: Batch) -> None:
         tokens, positions, sequence, table = batch.tokens, batch.positions, batch.sequence, batch.block_table

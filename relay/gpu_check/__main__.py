@@ -1,0 +1,105 @@
+"""`scripts/gpu_check`: every section in turn, most important first, each written to the JSON file as it ends; a table last.
+
+Exit status: 0 all that must hold holds (a missed target is said, and fails nothing); 1 something does not; 3 there is no GPU.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from relay.gpu_check.report import Found, from_json, table
+from relay.gpu_check.section import MODULES
+
+LIMITS_S: Final = {
+    "device": 40,
+    "kernels": 60,
+    "sampling": 40,
+    "graphs": 60,
+    "ipc": 90,
+    "decode": 110,
+    "speed": 60,
+    "transfer": 45,
+    "server": 120,
+}
+IN_ALL_S: Final = 290.0
+NO_GPU: Final = 3
+_LEAST_S: Final = 10.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/gpu_check", description=__doc__)
+    parser.add_argument("--only", action="append", choices=list(MODULES)[1:], help="this section; may be given several times")
+    parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="where the findings go, section by section")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels, for sections that need what is not installed")
+    parser.add_argument("--rehearse", action="store_true", help="the same code on an emulated device, tiny: shows nothing of a GPU")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as site:
+        if given.wheels is not None:
+            for wheel in sorted(given.wheels.glob("*.whl")):
+                zipfile.ZipFile(wheel).extractall(site)
+        return check(given.only or list(MODULES)[1:], given.json, site, rehearse=given.rehearse)
+
+
+def check(sections: Sequence[str], place: Path, site: str, *, rehearse: bool) -> int:
+    began, found = time.monotonic(), [run_section("device", LIMITS_S["device"], site, rehearse=rehearse)]
+    if found[0].status != "ok":
+        write(place, found, rehearse)
+        there = found[0].status == "failed"
+        print(f"gpu_check: {'the GPU fails' if there else 'there is no GPU to check'}: {found[0].note.strip()}", file=sys.stderr)
+        return 1 if there else NO_GPU
+    print(f"gpu_check: {found[0].note}", flush=True)
+    for name in sections:
+        left = IN_ALL_S - (time.monotonic() - began)
+        if left < _LEAST_S and not rehearse:
+            found.append(Found(name, "skipped", note=f"no time left; run it with --only {name}"))
+        else:
+            limit = LIMITS_S[name] * (10 if rehearse else 1)
+            found.append(run_section(name, limit if rehearse else min(left, limit), site, rehearse=rehearse))
+        print(f"gpu_check: {name}: {found[-1].status} after {found[-1].seconds:.0f} s", flush=True)
+        if found[-1].status == "failed":
+            print(found[-1].note, file=sys.stderr, flush=True)
+        write(place, found, rehearse)
+    print(table(found))
+    failed = [section.section for section in found if section.status == "failed"]
+    print(f"gpu_check: {'failed: ' + ', '.join(failed) if failed else 'all right'}, {time.monotonic() - began:.0f} s, {place}")
+    return 1 if failed else 0
+
+
+def run_section(name: str, limit_s: float, site: str, *, rehearse: bool) -> Found:
+    """In a process of its own; what it wrote on standard error is its note where it came to no end."""
+    command = [sys.executable, "-c", _START, site, name, *(["--rehearse"] if rehearse else [])]
+    started = time.monotonic()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return Found(name, "failed", time.monotonic() - started, note=f"it did not end in {limit_s:.0f} s")
+    lines = done.stdout.strip().splitlines()
+    try:
+        return from_json(json.loads(lines[-1]))
+    except (IndexError, ValueError, KeyError, TypeError):
+        return Found(name, "failed", time.monotonic() - started, note=f"its process ended with {done.returncode}\n{done.stderr[-4000:]}")
+
+
+_START: Final = """
+import sys
+site, *rest = sys.argv[1:]
+sys.path.append(site)
+sys.argv = ["section", *rest]
+from relay.gpu_check.section import main
+sys.exit(main())
+"""
+
+
+def write(place: Path, found: Sequence[Found], rehearse: bool) -> None:
+    place.write_text(json.dumps({"rehearsal": rehearse, "sections": [section.to_json() for section in found]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
