@@ -18,7 +18,7 @@ from relay.bench.peers.loads import LOADS, Load
 from relay.bench.peers.page import draw, markdown
 from relay.bench.peers.record import Record, facts, hide, read_record
 from relay.bench.peers.rounds import play
-from relay.bench.peers.server import Process, Server, serving
+from relay.bench.peers.server import Process, Server, serving, tail
 from relay.bench.peers.verdict import PEERS
 from relay.bench.plot import require_matplotlib
 from relay.config import load
@@ -104,6 +104,11 @@ def _measure(record: Record, makers: dict[str, Maker], loads: Sequence[Load], ro
     names = {sys.executable: "python", str(default_cache_dir()): "$CACHE", str(folder): "$TMP", str(ROOT): "$REPO", str(Path.home()): "~"}
     known = {server.key: server for server in record.servers}
     running: dict[str, tuple[Server, Process]] = {}
+
+    def lost(key: str, why: str) -> None:
+        _say(f"{key} is lost: {why}")
+        record.absent[f"{key} from then on"] = hide(f"{why}; its log ends: {tail(folder / f'{key}.log')}", names)
+
     with ExitStack() as stack:
         try:
             for key, make in makers.items():
@@ -118,7 +123,7 @@ def _measure(record: Record, makers: dict[str, Maker], loads: Sequence[Load], ro
                     record.absent[key] = hide(str(error), names)
             record.servers = [known[key] for key in _SERVERS if key in known]
             first = 1 + max((reading.round_number for reading in record.readings), default=-1)
-            for reading in play(running, loads, range(first, first + rounds), folder):
+            for reading in play(running, loads, range(first, first + rounds), folder, lost):
                 record.readings.append(replace(reading, command=[hide(word, names) for word in reading.command]))
                 told = ", ".join(f"{figure} {value:.1f}" for figure, value in reading.figures.items())
                 _say(f"round {reading.round_number + 1}, {reading.load}, {reading.server}: {told}{'' if reading.quiet else ' (not quiet)'}")

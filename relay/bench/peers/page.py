@@ -50,6 +50,8 @@ def _lines(record: Record) -> Iterator[str]:
         name = next(f"{load.name}: {figure.name}" for load, figure in COLUMNS if (load.key, figure.key) == (verdict.load, verdict.figure))
         wanted = f"{'at least' if verdict.more_is_better else 'at most'} {verdict.limit:g}"
         word = "not measured" if verdict.met is None else "met" if verdict.met else "**not met**"
+        if verdict.pairs and verdict.pairs == verdict.unquiet:
+            word += ", never quiet"
         value = "-" if verdict.ratio is None else f"{verdict.ratio:.2f}"
         yield from _row(f"`{verdict.server}`", f"`{verdict.peer}`", name, value, wanted, word, str(verdict.pairs), str(verdict.unquiet))
     if noisy:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ MOST_STEAL: Final = 0.02
 _WITHIN_S: Final = 1200.0
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _SPIN: Final = (sys.executable, "-c", "while True: pass")
+Lost = Callable[[str, str], None]
 _SWEPT: Final = np.ones(8 << 20)  # 64 MiB: more than a cache holds
 
 
@@ -64,14 +65,31 @@ class Spent(msgspec.Struct, frozen=True):
     server_s: float
 
 
-def play(servers: Mapping[str, tuple[Server, Process]], loads: Sequence[Load], numbers: Sequence[int], folder: Path) -> Iterator[Reading]:
-    """Every load on every server for each round number. Raises StartError if a server dies or `relay bench` fails."""
-    for server, _ in servers.values():
-        ask(server, WARM_UP, 0, folder)
+def play(
+    running: Mapping[str, tuple[Server, Process]], loads: Sequence[Load], numbers: Sequence[int], folder: Path, lost: Lost
+) -> Iterator[Reading]:
+    """Every load on every server for each round number; a server that dies is `lost`, and the others go on. Raises StartError else."""
+    alive = dict(running)
+
+    def asked(key: str, load: Load, number: int | None) -> Iterator[Reading]:
+        server, process = alive[key]
+        try:
+            if number is None:
+                ask(server, load, 0, folder)
+            else:
+                yield measure(server, process, load, number, folder)
+        except StartError as error:
+            if process.poll() is None:
+                raise
+            del alive[key]
+            lost(key, f"it ended under load; {error}")
+
+    for key in running:
+        yield from asked(key, WARM_UP, None)
     for number in numbers:
         for load in loads:
-            for server, process in servers.values():
-                yield measure(server, process, load, number, folder)
+            for key in list(alive):
+                yield from asked(key, load, number)
 
 
 def measure(server: Server, process: Process, load: Load, number: int, folder: Path) -> Reading:

@@ -71,9 +71,8 @@ def serving(server: Server, log: Path, within_s: float) -> Iterator[Process]:
         while not _answers(server.url + server.ready):
             ended = process.poll() is not None
             if ended or time.monotonic() > deadline:
-                said = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
                 what = "ended before it was ready" if ended else f"is not ready after {within_s:.0f} s"
-                raise StartError(f"{server.name} {what}; its log ends:\n{said}")
+                raise StartError(f"{server.name} {what}; its log ends:\n{tail(log)}")
             time.sleep(0.2)
         yield process
 
@@ -92,6 +91,11 @@ def session(leader: int) -> dict[int, float]:
 def own_cpu_s() -> float:
     """Of this process and the children it has waited for."""
     return _cpu_s(_stat(os.getpid()))
+
+
+def tail(log: Path) -> str:
+    """Its last lines."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
 
 
 def _answers(url: str) -> bool:

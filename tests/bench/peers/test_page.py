@@ -30,6 +30,7 @@ def test_the_page_says_when_it_was_not_quiet_and_how_to_repeat_it() -> None:
     assert "serve llama\n" in page
     assert page.count("--concurrency 1  # 1 stream\n") == 1
     assert "not quiet\n" not in markdown(record(READINGS[:2]))
+    assert "| met, never quiet | 1 | 1 |" in markdown(record([reading("a16", "single", tpot=1.0, others=0.2), READINGS[1]]))
 
 
 def test_a_picture_is_drawn_though_not_all_was_measured(tmp_path: Path) -> None:
