@@ -88,7 +88,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _doc("type of the KV cache; auto: bfloat16, the reference float32. The reference knows these two, GPUs bfloat16 and float16"),
     ] = "auto"
     block_tokens: Annotated[int, _doc("tokens a KV block holds", ge=16, le=16)] = 16
-    kv_memory_mib: Annotated[int, _doc("KV pool of each worker, unless the worker says otherwise", ge=1)] = 1024
+    kv_memory_mib: Annotated[
+        Annotated[int, Meta(ge=1)] | Literal["auto"],
+        _doc("KV pool of each worker, unless the worker says otherwise; auto: 1024, on a GPU its worker's part of what is free there"),
+    ] = "auto"
+    gpu_memory_share: Annotated[
+        float, _doc("cuda, kv_memory_mib auto: of a GPU's free memory its workers take so much together, all told", gt=0, le=1)
+    ] = 0.9
     prefix_cache: Annotated[bool, _doc("keep KV of ended requests, to be found again by equal prefixes")] = True
     max_running: Annotated[int, _doc("sequences in one decode batch", ge=1, le=4096)] = 64
     first: Annotated[

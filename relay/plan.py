@@ -15,6 +15,7 @@ from relay.engine.cuda.served import check_served
 from relay.engine.cuda.step_limits import StepLimits
 from relay.engine.native.runner import native_layout
 from relay.errors import ConfigError
+from relay.kernels.cuda_devices import Gpu
 from relay.kv.layout import KVLayout
 from relay.model.checkpoint import Checkpoint
 from relay.model.load import open_checkpoint
@@ -22,6 +23,7 @@ from relay.model.size import n_weights
 from relay.model.spec import ModelSpec
 
 Runner = Literal["native", "reference", "cuda"]
+_AUTO_MIB = 1024
 _GPU_BLOCK_TYPES = ("bfloat16", "float16")
 
 
@@ -96,6 +98,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     max_context: int
     workers: tuple[PlannedWorker, ...]
+    gpus_here: tuple[Gpu, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -115,10 +118,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int | None, why: str) -> Plan:
-    """`packed_bytes` of the model as the native kernels have it; None, and `why`, if they cannot serve it.
+def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int | None, why: str, gpus_here: tuple[Gpu, ...] = ()) -> Plan:
+    """`packed_bytes` of the model as the native kernels have it; None, and `why`, if they cannot serve it. gpus_here: where it computes on
+    GPUs, and there are any to ask.
 
-    Raises ModelError for a model that is not served, ConfigError for a pool too small to serve with.
+    Raises ModelError for a model that is not served, ConfigError for a pool too small to serve with, or memory that is not there.
     """
     checkpoint = open_checkpoint(model_path)
     spec = checkpoint.spec
@@ -137,7 +141,13 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
             for role in reserve:
                 actors[role] = f"{role}/{in_reserve[role]}"
                 in_reserve[role] += 1
-            layout = _layout(config, worker, spec, runner)
+            gpu = gpus[len(engines)] if gpus else None
+            mib = worker.kv_memory_mib or config.engine.kv_memory_mib
+            one = _layout(config, spec, runner)
+            memory = (_AUTO_MIB if mib == "auto" else mib) << 20
+            if mib == "auto" and gpu is not None and gpu < len(gpus_here):
+                memory = _part_of_gpu(config, checkpoint, one, gpus_here[gpu], gpus.count(gpu))
+            layout = _sized(worker, one, memory)
             task = EngineTask(
                 config=config,
                 model_path=str(model_path),
@@ -147,10 +157,10 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
                 layout=layout,
                 threads=threads_of(worker),
                 affinity=worker.affinity,
-                gpu=gpus[len(engines)] if gpus else None,
+                gpu=gpu,
             )
-            memory = _device_memory(config, checkpoint, layout) if runner == "cuda" else None
-            engines.append(PlannedWorker(name=f"{worker.name}-{number}", task=task, drain_rank=2, pool=layout, memory=memory))
+            taken = _device_memory(config, checkpoint, layout) if runner == "cuda" else None
+            engines.append(PlannedWorker(name=f"{worker.name}-{number}", task=task, drain_rank=2, pool=layout, memory=taken))
     wanted = config.model.max_context or spec.max_context
     if wanted > spec.max_context:
         raise ConfigError(f"model.max_context is {wanted}, and the model was trained for {spec.max_context} tokens; ask for no more")
@@ -174,7 +184,7 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
     router = PlannedWorker(
         name="router-0", task=RouterTask(config=config, actor="router/0", limiter="limiter/0" if has_keys else None), drain_rank=1
     )
-    return Plan(
+    plan = Plan(
         config=config,
         spec=spec,
         runner=runner,
@@ -182,7 +192,10 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
         weight_bytes=weight_bytes(checkpoint) if runner == "cuda" else packed_bytes or 4 * n_weights(spec),
         max_context=max_context,
         workers=(*gateways, router, *engines),
+        gpus_here=gpus_here,
     )
+    _check_room(gpus_here, plan.gpu_bytes())
+    return plan
 
 
 def step_limits(config: Config, spec: ModelSpec, layout: KVLayout) -> StepLimits:
@@ -205,7 +218,30 @@ def threads_of(worker: WorkerConfig) -> int:
     return len(worker.affinity) or len(os.sched_getaffinity(0))
 
 
-def _layout(config: Config, worker: WorkerConfig, spec: ModelSpec, runner: Runner) -> KVLayout:
+def _part_of_gpu(config: Config, checkpoint: Checkpoint, one: KVLayout, gpu: Gpu, n_workers: int) -> int:
+    """KV bytes of one of the workers there: what its part of the free memory has left beside all else. Raises ConfigError."""
+    wanted = config.model.max_context or checkpoint.spec.max_context
+    longest = msgspec.structs.replace(one, n_blocks=one.blocks_for(wanted))
+    others = _device_memory(config, checkpoint, longest).total - longest.pool_bytes
+    part = int(config.engine.gpu_memory_share * gpu.free) // n_workers
+    if part - others < 2 * one.block_bytes:
+        raise ConfigError(
+            f"a {gpu.name} has {gpu.free >> 20} MiB free, and {n_workers} worker(s) take {others >> 20} MiB each beside the KV pool; "
+            "take another GPU, fewer workers on it, or less of engine.max_running, engine.max_chunk_tokens and model.max_context"
+        )
+    return part - others
+
+
+def _check_room(gpus_here: tuple[Gpu, ...], taken: dict[int, int]) -> None:
+    """Raises ConfigError for a GPU that has less free than it is asked for."""
+    for number, n_bytes in taken.items():
+        if number < len(gpus_here) and n_bytes > gpus_here[number].free:
+            free = gpus_here[number].free >> 20
+            raise ConfigError(f"GPU {number} has {free} MiB free, and its workers take {n_bytes >> 20}; give them less kv_memory_mib")
+
+
+def _layout(config: Config, spec: ModelSpec, runner: Runner) -> KVLayout:
+    """Of a single block."""
     engine = config.engine
     if runner == "cuda":
         dtype = "bfloat16" if engine.kv_dtype == "auto" else engine.kv_dtype
@@ -219,7 +255,11 @@ def _layout(config: Config, worker: WorkerConfig, spec: ModelSpec, runner: Runne
         if dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"engine.kv_dtype is {dtype}, which the reference runner does not know; use float32 or bfloat16")
         one = _token_major(spec, engine, dtype)
-    memory = (worker.kv_memory_mib or engine.kv_memory_mib) << 20
+    return one
+
+
+def _sized(worker: WorkerConfig, one: KVLayout, memory: int) -> KVLayout:
+    """With as many blocks as fit into so many bytes."""
     n_blocks = memory // one.block_bytes
     if n_blocks < 2:
         need = -(-2 * one.block_bytes >> 20)

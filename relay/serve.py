@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import trio
 from relay.config import Config, split_bind
 from relay.engine.board import BOARD_BYTES, read_board
 from relay.errors import KernelsUnavailable, StartError
-from relay.kernels.cuda_devices import count_gpus
+from relay.kernels.cuda_devices import Gpu, find_gpus
 from relay.kv.memory import create
 from relay.model.source import Progress, resolve
 from relay.plan import Plan, PlannedWorker, make_plan
@@ -118,25 +119,45 @@ class Prepared:
 def prepare(config: Config, progress: Progress, say: Callable[[str], None] = lambda what: None, *, only_plan: bool = False) -> Prepared:
     """Fetch the model and pack its weights (unless `only_plan`), which compiles the kernels the first time; `say` is told of what may take
     a while. Raises StartError."""
+    gpus_here: tuple[Gpu, ...] = ()
     if config.device == "cuda" and not only_plan:
-        _require_gpus(config)
+        gpus_here = _require_gpus(config)
+    elif config.device == "cuda":
+        with suppress(KernelsUnavailable):  # explained all the same
+            gpus_here = find_gpus()
     path = resolve(config.model.source, sha256=config.model.sha256, progress=progress)
     weights = estimate(config, path) if only_plan else pack(config, path, say)
-    return Prepared(make_plan(config, path, int(time.time()), weights.n_bytes, weights.note), weights)
+    return Prepared(make_plan(config, path, int(time.time()), weights.n_bytes, weights.note, gpus_here), weights)
 
 
-def _require_gpus(config: Config) -> None:
+def _require_gpus(config: Config) -> tuple[Gpu, ...]:
     """Before anything is fetched. Raises KernelsUnavailable."""
     instead = "device: cpu serves without"
     try:
-        count = count_gpus()
+        found = find_gpus()
     except KernelsUnavailable as error:
         raise KernelsUnavailable(f"the config computes on GPUs: {error}; {instead}") from error
     highest = max(config.gpus())
-    if highest >= count:
+    if highest >= len(found):
         raise KernelsUnavailable(
-            f"the config computes on GPU {highest}, and there are {count}, from 0 on; name others in `gpus`, or {instead}"
+            f"the config computes on GPU {highest}, and there are {len(found)}, from 0 on; name others in `gpus`, or {instead}"
         )
+    strangers = apart(config.gpus(), found)
+    if strangers is not None:
+        one, other = strangers
+        raise KernelsUnavailable(
+            f"GPU {one} cannot map the memory of GPU {other}, as pushes between them do; name others in `gpus`, one for all, or {instead}"
+        )
+    return found
+
+
+def apart(numbers: tuple[int, ...], gpus_here: tuple[Gpu, ...]) -> tuple[int, int] | None:
+    """Two of these GPUs of which the first has no access to the second."""
+    for one in dict.fromkeys(numbers):
+        for other in dict.fromkeys(numbers):
+            if one != other and other not in gpus_here[one].peers:
+                return one, other
+    return None
 
 
 async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | None = None) -> None:

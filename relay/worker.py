@@ -253,7 +253,9 @@ class _Loaded:
 
 
 def _on_device(task: EngineTask, epoch: int, measured: "Measured", laps: "Laps") -> _Loaded:
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts them
+    from relay.kernels.cuda_devices import ORDER
+
+    os.environ[ORDER[0]] = ORDER[1]  # before CUDA starts
     from relay.engine.cuda.compute import cuda_compute, device_pools, open_device
     from relay.engine.cuda.pool import DevicePool
     from relay.model.load import read_spec

@@ -12,7 +12,7 @@ from relay import config as configuration
 from relay.cli.progress import model_progress
 from relay.engine.cuda.memory_plan import DeviceMemory
 from relay.errors import KernelsUnavailable
-from relay.kernels.cuda_devices import count_gpus
+from relay.kernels.cuda_devices import Gpu, find_gpus
 from relay.plan import EngineTask, Plan, PlannedWorker
 from relay.serve import prepare
 
@@ -73,7 +73,7 @@ def explain(plan: Plan, console: Console) -> None:
     for gpu, n_bytes in sorted(plan.gpu_bytes().items()):
         console.print(f"GPU {gpu:<7} {n_bytes / _MIB:.0f} MiB in all")
     if config.device == "cuda":
-        console.print(f"GPUs here   {_gpus_here()}", markup=False)
+        console.print(f"GPUs here   {_gpus_here(plan.gpus_here)}", markup=False)
     console.print(f"memory      {plan.total_bytes / _MIB:.0f} MiB of weights and KV in all, beside what the processes take themselves")
 
 
@@ -103,8 +103,15 @@ def _parts(memory: DeviceMemory) -> str:
     return f"{memory.total / _MIB:.0f} MiB: " + ", ".join(f"{name} {n_bytes / _MIB:.0f}" for name, n_bytes in parts.items())
 
 
-def _gpus_here() -> str:
-    try:
-        return str(count_gpus())
-    except KernelsUnavailable as error:
-        return f"none: {error}"
+def _gpus_here(gpus: tuple[Gpu, ...]) -> str:
+    """With what is free on each, and which others it reaches."""
+    if not gpus:
+        try:
+            gpus = find_gpus()
+        except KernelsUnavailable as error:
+            return f"none: {error}. kv_memory_mib: auto is taken for 1024"
+    shown = []
+    for number, gpu in enumerate(gpus):
+        peers = f", reaches {', '.join(map(str, gpu.peers))}" if gpu.peers else ""
+        shown.append(f"{number}: {gpu.name}, {gpu.free / _MIB:.0f} of {gpu.total / _MIB:.0f} MiB free{peers}")
+    return "; ".join(shown)

@@ -35,15 +35,15 @@ def test_every_config_of_the_repository_is_explained(path: Path, smollm2_path: P
 
 def test_a_gpu_config_is_explained_without_a_gpu(smollm2_path: Path) -> None:
     """The memory of both processes is on one device, part by part, and the sum is that of the parts."""
-    text = check(str(ROOT / "configs" / "cuda.yaml")).stdout
+    text = check(str(ROOT / "configs" / "cuda-disaggregated.yaml")).stdout
     assert "by the cuda runner" in text
     assert text.count("GPU 0 │") == 2
-    parts = re.findall(r"^(?:prefill|decode)-0 +(\d+) MiB: weights 146, KV 8192, (.*)$", text, re.MULTILINE)
+    parts = re.findall(r"^(?:prefill|decode)-0 +(\d+) MiB: weights 146, (.*)$", text, re.MULTILINE)
     assert len(parts) == 2
     for total, others in parts:
         numbers = [int(part.rpartition(" ")[2]) for part in others.split(", ")]
-        assert len(numbers) == 5
-        assert abs(146 + 8192 + sum(numbers) - int(total)) <= 4
+        assert len(numbers) == 6
+        assert abs(146 + sum(numbers) - int(total)) <= 4
     in_all = re.search(r"^GPU 0 +(\d+) MiB in all$", text, re.MULTILINE)
     assert in_all is not None
     assert abs(int(in_all[1]) - 2 * int(parts[0][0])) <= 2
@@ -84,7 +84,7 @@ def test_the_schema_has_every_field_with_its_meaning() -> None:
 def test_a_server_without_its_gpu_is_refused_in_one_line(tmp_path: Path) -> None:
     """Before anything is fetched or started. On a machine that has GPUs, one that it does not have is asked for."""
     config = tmp_path / "far.yaml"
-    config.write_text((ROOT / "configs" / "cuda.yaml").read_text().replace("gpus: [0]", "gpus: [99]"))
+    config.write_text((ROOT / "configs" / "cuda-disaggregated.yaml").read_text().replace("gpus: [0]", "gpus: [99]"))
     command = [sys.executable, "-m", "relay", "serve", str(config), "--bind", "127.0.0.1:0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
     assert done.returncode == 1
