@@ -1,4 +1,4 @@
-"""`python -m tests.http.fuzz_run COUNT FIRST`: the long form of test_fuzz, eight bodies at a time."""
+"""`python -m tests.http.fuzz_run COUNT FIRST [MODEL]`: the long form of test_fuzz, eight bodies at a time."""
 
 import sys
 import tempfile
@@ -12,9 +12,9 @@ from tests.http.fuzzing import damaged, send, small_config
 from tests.running import ROOT, running
 
 
-def main(count: int, first: int) -> None:
+def main(count: int, first: int, model: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        config = small_config(ROOT / "configs" / "quickstart.yaml", Path(folder) / "small.yaml")
+        config = small_config(ROOT / "configs" / "quickstart.yaml", Path(folder) / "small.yaml", model)
         with running(config, Path(folder) / "run") as server, ThreadPoolExecutor(8) as pool:
             answers = pool.map(lambda seed: send(server.http, *damaged(seed)), range(first, first + count))
             statuses = Counter(track(answers, total=count, description="bodies"))
@@ -25,4 +25,4 @@ def main(count: int, first: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

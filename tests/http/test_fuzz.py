@@ -28,6 +28,7 @@ def test_every_malformed_request_is_refused_with_a_clear_message(server: Running
 def test_damaged_bodies_are_served_or_refused(server: RunningServer) -> None:
     statuses = fuzz(server.http, range(250))
     assert statuses[400] > 100
+    assert statuses[200] > 20
     assert "defect" not in server.log()
     assert all(pid == server.pids()[name] for name, pid in server.pids().items())
     assert server.log().count("worker_died") == 0
@@ -45,7 +46,7 @@ def test_without_a_number_there_is_room_to_the_end_of_the_context(server: Runnin
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_stream_that_waits_gets_comments_and_clients_pass_over_them(server: RunningServer, n: int) -> None:
     """From the prompt's computation on; the status is out by then, so what goes wrong later is an error event."""
-    body: dict[str, Any] = {"model": "smollm2", "prompt": [9] * 58, "max_tokens": 4, "temperature": 0, "n": n}
+    body: dict[str, Any] = {"model": "m", "prompt": [9] * 58, "max_tokens": 4, "temperature": 0, "n": n}
     text = server.http.post("/v1/completions", json={**body, "stream": True, "cache_salt": f"comments {n}"}).text
     assert text.startswith(": keep-alive\n\n")
     assert text.endswith("data: [DONE]\n\n")
