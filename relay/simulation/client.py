@@ -99,7 +99,8 @@ class Client:
         return connection
 
     def _must_be_lost(self, missing: list[str]) -> None:
-        """What was placed is there for the grace time, if its decode worker is. A choice may have ended long before its connection."""
+        """What was placed is there for the grace time, if its decode worker is. A choice may have ended
+        long before its connection, which reads slowly or waits for others."""
         last, now = self.connections[-1], trio.current_time()
         grace_s = self._world.scenario.pace.grace_s
         if now - last.ended_s < grace_s:
@@ -107,6 +108,6 @@ class Client:
             for request_id in missing:
                 flights = [flight for each in self.connections for flight in each.flights if flight.request_id == request_id]
                 spoke_ns = [flight.token_ns[-1] for flight in flights if flight.token_ns]
-                ended_early = len(last.flights) > 1 and spoke_ns and now_ns() - max(spoke_ns) > 1e9 * grace_s
+                ended_early = spoke_ns and now_ns() - max(spoke_ns) > 1e9 * grace_s
                 if last.placed.get(request_id) in alive and not ended_early:
                     raise Violation("stream lost", f"{request_id} was placed at {last.placed[request_id]} and cannot be resumed")
