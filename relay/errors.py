@@ -63,9 +63,13 @@ class ModelNotFound(RequestError):
 
 
 class MethodNotAllowed(RequestError):
-    """The route exists for other methods."""
+    """The route exists for other methods, which the answer's `Allow` header names."""
 
     status, kind, code = 405, "invalid_request_error", "method_not_allowed"
+
+    def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(f"{method} is not served on {path}; use {' or '.join(allowed)}")
+        self.allowed = allowed
 
 
 class RequestTimeout(RequestError):

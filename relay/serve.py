@@ -20,7 +20,7 @@ import trio
 
 from relay.config import Config, split_bind
 from relay.engine.board import BOARD_BYTES, read_board
-from relay.errors import KernelsUnavailable, StartError
+from relay.errors import ConfigError, KernelsUnavailable, StartError
 from relay.kernels.cuda_devices import Gpu, find_gpus
 from relay.kv.memory import create
 from relay.model.source import Progress, resolve
@@ -127,7 +127,20 @@ def prepare(config: Config, progress: Progress, say: Callable[[str], None] = lam
             gpus_here = find_gpus()
     path = resolve(config.model.source, sha256=config.model.sha256, progress=progress)
     weights = estimate(config, path) if only_plan else pack(config, path, say)
-    return Prepared(make_plan(config, path, int(time.time()), weights.n_bytes, weights.note, gpus_here), weights)
+    plan = make_plan(config, path, int(time.time()), weights.n_bytes, weights.note, gpus_here)
+    if config.device == "cpu":
+        _require_memory(plan)
+    return Prepared(plan, weights)
+
+
+def _require_memory(plan: Plan) -> None:
+    """Raises ConfigError where the machine has less than the plan takes: pools would fill up, and then a worker would be killed."""
+    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if plan.total_bytes > here:
+        raise ConfigError(
+            f"pools and weights take {plan.total_bytes >> 20} MiB, and this machine has {here >> 20} MiB of memory: "
+            "lower engine.kv_memory_mib, or a worker's own kv_memory_mib"
+        )
 
 
 def _require_gpus(config: Config) -> tuple[Gpu, ...]:

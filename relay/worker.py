@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from relay.kv.memory import KVMemory
     from relay.kv.pools import Map
 
+_WRITTEN_WITHIN_S = 0.5  # answers on their way to clients, when a gateway ends
 _POPULATE_BYTES, _POPULATE_EVERY_S = 2 << 20, 0.005
 _TASK = msgspec.msgpack.Decoder(Task)
 
@@ -141,6 +142,8 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
             await app.until_idle()
         actor.end_all(Draining("the server went down before this was finished; try again", retry_after_s=5.0))
         await app.until_idle()
+        with trio.move_on_after(_WRITTEN_WITHIN_S):
+            await server.until_quiet()
 
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: actor.run}
     if quota is not None and task.quota is not None:

@@ -14,7 +14,7 @@ from relay import log
 from relay.cli.progress import model_progress
 from relay.errors import StartError
 from relay.plan import Plan
-from relay.serve import Announcements, prepare
+from relay.serve import Announcements, listen, prepare
 from relay.serve import serve as run_server
 
 
@@ -29,6 +29,7 @@ def serve(config: Path, bind: str | None) -> None:
         settings = msgspec.structs.replace(settings, gateway=msgspec.structs.replace(settings.gateway, bind=bind))
     console = Console(stderr=False, highlight=False, soft_wrap=True)
     log.configure("root", level="warning" if console.is_terminal else settings.log.level)
+    listen(settings.gateway.bind).close()  # better now than after all the work
     with model_progress(console) as progress:
         prepared = prepare(settings, progress, lambda what: console.print(what, markup=False))
     printer = _Printer(console)

@@ -128,7 +128,7 @@ class Application:
             if match is Match.PARTIAL:
                 partial = route
         if partial is not None:
-            raise MethodNotAllowed(f"{scope['method']} is not served on {scope['path']}; {', '.join(sorted(partial.methods or ()))} is")
+            raise MethodNotAllowed(scope["method"], scope["path"], tuple(sorted(partial.methods or ())))
         raise NotFound(f"there is no {scope['path']} here")
 
     async def _generate(self, exchange: Exchange, handler: Handler) -> None:

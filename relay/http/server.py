@@ -5,6 +5,7 @@ as HTTP/1.1; one that starts with HTTP/2's preface is answered 505. Hypercorn sh
 limit on a client that takes nothing is set here, where the socket is: it is closed, and the application hears of it as a disconnect.
 """
 
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import chain
@@ -28,6 +29,8 @@ from relay.openai.error import error_body
 
 log = structlog.get_logger()
 
+_ORIGIN = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
+
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -38,6 +41,12 @@ class Http1Protocol(H11Protocol):
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Hypercorn would switch to HTTP/2 here."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """Without websockets: HTTP lets a server ignore an upgrade. A target may also be a whole URL."""
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        target = _ORIGIN.sub(b"", request.target, count=1) or b"/"
+        await super()._create_stream(h11.Request(method=request.method, headers=headers, target=target, http_version=request.http_version))
 
     async def _send_error_response(self, status_code: int) -> None:
         request_id = Http1Protocol.next_request_id()
@@ -126,6 +135,11 @@ class HttpServer:
         Http1Protocol.next_request_id = next_request_id
         tcp_server.ProtocolWrapper = _Http1Wrapper  # type: ignore[attr-defined]
         self._connection_class = type("Connection", (Connection,), {"write_timeout_s": write_timeout_s, "idle": self._idle})
+
+    async def until_quiet(self) -> None:
+        """Return when every connection idles: what was answered is written. Looks now and then, for hypercorn does not tell."""
+        while self._n_connections > len(self._idle):
+            await trio.sleep(0.01)
 
     async def run(self) -> None:
         """Serve until cancelled."""

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from relay.errors import RequestError
+from relay.errors import MethodNotAllowed, RequestError
 from relay.openai.jsontext import json_value
 
 _SHORTEST_RETRY_S = 1
@@ -33,6 +33,8 @@ def error_headers(error: RequestError) -> dict[str, str]:
     if error.status in (429, 503):
         wait_s = error.retry_after_s or 0
         return {"Retry-After": str(max(_SHORTEST_RETRY_S, math.ceil(wait_s)))}
+    if isinstance(error, MethodNotAllowed):
+        return {"Allow": ", ".join(error.allowed)}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}
     return {}

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from relay.cli import cli
 from relay.config import Config, load
+from relay.errors import ConfigError
 from tests.running import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -31,6 +32,13 @@ def test_every_config_of_the_repository_is_explained(path: Path, smollm2_path: P
             assert f"{worker.name}-{number} " in result.stdout
     assert "quota/" not in result.stdout
     assert "llama, 30 layers" in result.stdout
+
+
+def test_more_memory_than_there_is_is_refused(tmp_path: Path, smollm2_path: Path) -> None:
+    config = tmp_path / "huge.yaml"
+    config.write_text((ROOT / "configs" / "quickstart.yaml").read_text() + "engine: {kv_memory_mib: 100000000}\n")
+    with pytest.raises(ConfigError, match="pools and weights take 2000000.. MiB, and this machine has"):
+        check(str(config))
 
 
 def test_a_gpu_config_is_explained_without_a_gpu(smollm2_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_wrong_routes_and_methods_get_typed_errors(server: RunningServer, method
     assert response.status_code == status
     assert response.json()["error"]["message"]
     assert response.headers["x-request-id"]
+    assert response.headers.get("allow") == {"/v1/completions": "POST", "/healthz": "GET, HEAD", "/v1/chat/completions": "POST"}.get(path)
 
 
 def test_a_clients_request_id_is_echoed_and_logged(server: RunningServer) -> None:
@@ -163,12 +164,22 @@ def test_what_is_no_http_gets_a_body_and_an_id(server: RunningServer, data: byte
     assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["message"]
 
 
-def test_an_upgrade_to_http2_is_served_as_http11(server: RunningServer) -> None:
-    """hypercorn#51 and its missing back-pressure: HTTP/2 is not offered."""
-    answer = raw(
-        server, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n"
-    )
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n",  # hypercorn#51 and its missing back-pressure
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+    ],
+)
+def test_an_upgrade_is_not_taken(server: RunningServer, headers: bytes) -> None:
+    answer = raw(server, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
+    assert b"x-request-id: r" in answer
+
+
+@pytest.mark.parametrize("target", [b"http://somewhere:80/healthz", b"HTTP://x/healthz?a=b"])
+def test_a_target_may_be_a_whole_url(server: RunningServer, target: bytes) -> None:
+    assert raw(server, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("stream", [False, True])
