@@ -67,9 +67,7 @@ class MethodNotAllowed(RequestError):
 
     status, kind, code = 405, "invalid_request_error", "method_not_allowed"
 
-    def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
-        super().__init__(f"{method} is not served on {path}; use {' or '.join(allowed)}")
-        self.allowed = allowed
+    allowed: tuple[str, ...] = ()
 
 
 class RequestTimeout(RequestError):

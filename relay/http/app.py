@@ -128,7 +128,10 @@ class Application:
             if match is Match.PARTIAL:
                 partial = route
         if partial is not None:
-            raise MethodNotAllowed(scope["method"], scope["path"], tuple(sorted(partial.methods or ())))
+            allowed = tuple(sorted(partial.methods or ()))
+            wrong = MethodNotAllowed(f"{scope['method']} is not served on {scope['path']}; use {' or '.join(allowed)}")
+            wrong.allowed = allowed
+            raise wrong
         raise NotFound(f"there is no {scope['path']} here")
 
     async def _generate(self, exchange: Exchange, handler: Handler) -> None:

@@ -178,9 +178,7 @@ class Endpoint(ABC, Generic[Request]):
                     self._gateway.leave(choice.flight, "the client left")
                 else:
                     self._gateway.close(choice.flight, "it is answered")
-            self._tell(exchange, choices)
-            refused = error is not None and not exchange.n_generated
-            self._meter.end(exchange, 0 if refused else exchange.n_prompt + exchange.n_generated)
+            self._settle(exchange, choices, refused=error is not None)
         if gone:
             exchange.ledger.close(Span.CANCELLED, now_ns())
             exchange.error = ClientGone("the client left before the end")
@@ -286,6 +284,7 @@ class Endpoint(ABC, Generic[Request]):
             answers.append(
                 Answer(index=index, text=text, finish_reason=choice.finish, logprobs=tokens if options.logprobs is not None else None)
             )
+        self._settle(exchange, choices)
         await exchange.respond(200, self._response(self._head(exchange), answers, self._usage(exchange, request, choices)))
 
     async def _stream(self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], choices: list[Choice], bell: Bell) -> None:
@@ -316,6 +315,8 @@ class Endpoint(ABC, Generic[Request]):
                             data.append(positions.mark(event, choice, finished=True) if positions is not None else event)
                     elif choice.flight.error is not None:
                         raise choice.flight.error
+                if not left:
+                    self._settle(exchange, choices)
                 if data:
                     if not exchange.started:
                         await exchange.start_stream()
@@ -350,6 +351,11 @@ class Endpoint(ABC, Generic[Request]):
         cached = sum(group[0].flight.n_cached for group in _groups(choices, request.options.best_of))
         completion = 0 if request.options.max_tokens == 0 else sum(choice.n_tokens for choice in choices)
         return usage(prompt=exchange.n_prompt, completion=completion, cached=cached)
+
+    def _settle(self, exchange: Exchange, choices: list[Choice], *, refused: bool = False) -> None:
+        """What it used. Before its last byte is sent: a client that has it may come back, and its place must be free by then."""
+        self._tell(exchange, choices)
+        self._meter.end(exchange, 0 if refused and not exchange.n_generated else exchange.n_prompt + exchange.n_generated)
 
     def _tell(self, exchange: Exchange, choices: Sequence[Choice]) -> None:
         """What metrics and log want to know."""

@@ -90,7 +90,7 @@ class Held:
             part = self.socket.recv(65536)
             assert part, self.head
             self.head += part
-        assert self.head.startswith(b"HTTP/1.1 200"), self.head
+            assert self.head.startswith(b"HTTP/1.1 200"), self.head
 
     @property
     def life(self) -> str:
