@@ -21,6 +21,7 @@ from relay.errors import KernelsUnavailable
 from relay.kernels.cuda_library import CUDA, Device, load_cupy
 
 HANDLE_BYTES: Final = 64
+_GRANULE: Final = 2 << 20  # of device memory
 _ALLOCATOR_SETTINGS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -151,7 +152,7 @@ class CudaRuntime:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
     def allocate(self, n_bytes: int) -> Memory:
-        address = self._cuda.malloc(n_bytes)
+        address = self._cuda.malloc(-(-n_bytes // _GRANULE) * _GRANULE)  # a smaller one may share its granule, and so its handle
         return Memory(torch.as_tensor(_Array(address, n_bytes)), lambda: self._cuda.free(address))
 
     def handle_of(self, memory: Memory) -> bytes:

@@ -24,6 +24,7 @@ from relay.model.spec import ModelSpec
 
 Runner = Literal["native", "reference", "cuda"]
 _AUTO_MIB = 1024
+_NOT_EXACT = "engine.exact is false: matrices by cuBLAS, whose bits depend on the batch"
 _GPU_BLOCK_TYPES = ("bfloat16", "float16")
 
 
@@ -188,7 +189,7 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
         config=config,
         spec=spec,
         runner=runner,
-        why=why,
+        why=_NOT_EXACT if runner == "cuda" and not config.engine.exact else why,
         weight_bytes=weight_bytes(checkpoint) if runner == "cuda" else packed_bytes or 4 * n_weights(spec),
         max_context=max_context,
         workers=(*gateways, router, *engines),

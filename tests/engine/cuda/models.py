@@ -8,7 +8,7 @@ from relay.engine.cuda.pool import DevicePool
 from relay.engine.cuda.programs import programs_for
 from relay.engine.cuda.runner import CudaRunner
 from relay.engine.cuda.step_limits import StepLimits
-from relay.engine.cuda.weights import DeviceWeights, load_weights
+from relay.engine.cuda.weights import load_weights
 from relay.kernels.emulator.runtime import EmulatedRuntime
 from relay.kv.layout import KVLayout
 from relay.model.checkpoint import Checkpoint
@@ -40,10 +40,7 @@ def device_layout(spec: ModelSpec, n_blocks: int) -> KVLayout:
     )
 
 
-def weights_of(source: Checkpoint, runtime: EmulatedRuntime) -> DeviceWeights:
-    return load_weights(source, torch.bfloat16, runtime, max_rows=LIMITS.max_rows, max_context=LIMITS.max_context)
-
-
-def runner_on(source: Checkpoint, runtime: EmulatedRuntime, n_blocks: int = 60, *, graphs: bool = True) -> CudaRunner:
+def runner_on(source: Checkpoint, runtime: EmulatedRuntime, n_blocks: int = 60, *, graphs: bool = True, exact: bool = True) -> CudaRunner:
     pool = DevicePool.create(device_layout(source.spec, n_blocks), runtime, epoch=1)
-    return CudaRunner(pool, weights_of(source, runtime), runtime, LIMITS, graphs=graphs, keep_logits=True)
+    weights = load_weights(source, torch.bfloat16, runtime, max_rows=LIMITS.max_rows, max_context=LIMITS.max_context, exact=exact)
+    return CudaRunner(pool, weights, runtime, LIMITS, graphs=graphs, keep_logits=True)

@@ -94,6 +94,19 @@ def test_logits_are_the_references_within_the_rounding_of_the_step(name: str) ->
     assert np.array_equal(np.asarray(got.ids)[clear], np.asarray(want.ids)[clear])
 
 
+def test_torchs_own_products_can_be_asked_for_in_graphs_too() -> None:
+    tokens, ours = prompt(20), runner()
+    theirs = runner_on(checkpoint(), runtime_for(64), 8, exact=False)
+    for one in (ours, theirs):
+        poison(one.memory)
+        one.step(rows_of(tokens[:-1]))
+    want, got = ours.step(rows_of(tokens, 19)).logits, theirs.step(rows_of(tokens, 19)).logits
+    assert theirs.graphs.n_replays[Bucket(1, 512)] == 1
+    assert want is not None
+    assert got is not None
+    assert np.linalg.norm(got - want) < 0.04 * np.linalg.norm(want)
+
+
 def test_log_probabilities_and_scores_are_the_references() -> None:
     tokens = list(prompt(20))
     draws = tuple(Draw(GREEDY, 0.0, tokens, 20, target=tokens[i + 1], top=2) for i in range(19))
