@@ -5,6 +5,8 @@ Exit status: 0 all that must hold holds (a missed target is said, and fails noth
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -74,27 +76,34 @@ def check(sections: Sequence[str], place: Path, site: str, *, rehearse: bool) ->
 
 def run_section(name: str, limit_s: float, site: str, *, rehearse: bool) -> Found:
     """In a process of its own; what it wrote on standard error is its note where it came to no end."""
-    command = [sys.executable, "-c", _START, site, name, *(["--rehearse"] if rehearse else [])]
-    started = time.monotonic()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return Found(name, "failed", time.monotonic() - started, note=f"it did not end in {limit_s:.0f} s")
-    lines = done.stdout.strip().splitlines()
-    try:
-        return from_json(json.loads(lines[-1]))
-    except (IndexError, ValueError, KeyError, TypeError):
-        return Found(name, "failed", time.monotonic() - started, note=f"its process ended with {done.returncode}\n{done.stderr[-4000:]}")
+    command = [sys.executable, "-m", "relay.gpu_check.section", name, *(["--rehearse"] if rehearse else [])]
+    paths = [path for path in (site, os.environ.get("PYTHONPATH", "")) if path]  # for what it starts, too
+    environment, started = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, time.monotonic()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        late = ""
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            out, err = process.communicate()
+            late = f"it did not end in {limit_s:.0f} s"
+    found = _last(out) or Found(name)
+    if late or process.returncode not in (0, 1) or not out:
+        why = late or f"its process ended with {process.returncode}\n{err[-4000:]}"
+        found.status, found.seconds, found.note = "failed", time.monotonic() - started, why
+    return found
 
 
-_START: Final = """
-import sys
-site, *rest = sys.argv[1:]
-sys.path.append(site)
-sys.argv = ["section", *rest]
-from relay.gpu_check.section import main
-sys.exit(main())
-"""
+def _last(out: str) -> Found | None:
+    """What its last whole line says."""
+    for line in reversed(out.splitlines()):
+        try:
+            return from_json(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
 
 
 def write(place: Path, found: Sequence[Found], rehearse: bool) -> None:

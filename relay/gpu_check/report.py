@@ -1,6 +1,6 @@
 """What a section found, as JSON, and the table that ends the command."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -31,22 +31,28 @@ class Row:
 
 @dataclass
 class Found:
-    """Of one section. `rows` are there as far as it came."""
+    """Of one section. `rows` are there as far as it came; `on_row` is called with each, so that what was found survives what comes next."""
 
     section: str
     status: Status = "ok"
     seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
     note: str = ""
+    on_row: Callable[["Found"], None] | None = field(default=None, repr=False, compare=False)
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        if self.on_row is not None:
+            self.on_row(self)
 
     def holds(self, name: str, true: bool, note: str = "") -> None:
         """Something that must be so."""
-        self.rows.append(Row(name, ok=true, note=note))
+        self.add(Row(name, ok=true, note=note))
 
     def rate(self, name: str, value: float, unit: str, *, most: float | None = None, target: float | None = None, note: str = "") -> None:
         """More is better; `most` is what the machine can."""
         share = None if most is None else value / most
-        self.rows.append(Row(name, value, unit, most, share, target, None if target is None else value >= target, note))
+        self.add(Row(name, value, unit, most, share, target, None if target is None else value >= target, note))
 
     def time(
         self,
@@ -62,7 +68,7 @@ class Found:
         """Less is better; `least` is the floor. The target is a share of the floor, or a time at most."""
         reached = None if least is None else least / value
         ok = value <= most if most is not None else None if share is None or reached is None else reached >= share
-        self.rows.append(Row(name, value, unit, least, reached, share if most is None else most, ok, note))
+        self.add(Row(name, value, unit, least, reached, share if most is None else most, ok, note))
 
     def close(self) -> "Found":
         """Failed if something that must be so is not; a target that was missed says so in its row and fails nothing."""
@@ -71,7 +77,8 @@ class Found:
         return self
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        rows = [asdict(row) for row in self.rows]
+        return {"section": self.section, "status": self.status, "seconds": self.seconds, "rows": rows, "note": self.note}
 
 
 def from_json(data: dict[str, Any]) -> Found:

@@ -1,5 +1,5 @@
 """`python -m relay.gpu_check.section NAME [--rehearse]`: one section in a process of its own, for a kernel that goes wrong takes its
-process's device with it. The last line out is what it found, as JSON."""
+process's device with it. Each line out is what it found so far, as JSON; the last counts."""
 
 import argparse
 import importlib
@@ -25,13 +25,18 @@ MODULES: Final = {
 }
 
 
+def _tell(found: Found) -> None:
+    """So far."""
+    print(json.dumps(found.to_json()), flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=MODULES)
     parser.add_argument("--rehearse", action="store_true")
     given = parser.parse_args()
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    found, started = Found(given.name), time.monotonic()
+    found, started = Found(given.name, on_row=_tell), time.monotonic()
     try:
         importlib.import_module(f"relay.gpu_check.{MODULES[given.name]}").run(found, given.rehearse)
         found.close()
@@ -43,7 +48,7 @@ def main() -> int:
     except Exception:
         found.status, found.note = "failed", traceback.format_exc()
     found.seconds = time.monotonic() - started
-    print(json.dumps(found.to_json()), flush=True)
+    _tell(found)
     return found.status == "failed"
 
 

@@ -95,7 +95,7 @@ def run(found: Found, rehearse: bool) -> None:
                 found.holds("a killed decode worker changes no token", _killed(server, prompt, n_tokens) == texts[kind])
     found.holds("both give the same text", texts["disaggregated"] == texts["aggregated"])
     ratio = ttft["disaggregated"] / ttft["aggregated"]
-    found.rows.append(_ratio(ratio))
+    found.add(_ratio(ratio))
 
 
 def _ratio(ratio: float) -> Row:

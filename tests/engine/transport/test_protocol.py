@@ -167,6 +167,8 @@ def test_a_writer_outlives_the_owner_of_what_it_has_open(pair: Pair) -> None:
     owner.kill()
     pair.writer.tell("push", blocks=[1], to=[1])  # before it hears of it
     pair.writer.tell("close", epoch=life["epoch"])
+    if pair.backend != "memfd":  # whose descriptor the root has
+        assert pair.writer.tell("open", **life) == "refused"
     next_life = pair.new_life()
     assert pair.writer.tell("open", **next_life) == "opened"
     assert pair.writer.tell("push", blocks=[1], to=[1]) == pair.owner.tell("sums", blocks=[1])
@@ -196,14 +198,6 @@ def test_a_handle_names_the_whole_allocation_and_where_the_pool_begins_is_told_b
     assert (offset, n_bytes) == (SEAL_BYTES, LAYOUT.pool_bytes)
     with pytest.raises(ValueError, match="does not hold blocks"):
         pair.writer.tell("open", epoch=pair.epoch, handle=[handle, 0, n_bytes, pair.epoch, 0])
-
-
-@with_handles
-def test_a_handle_of_a_dead_owner_opens_nothing(pair: Pair) -> None:
-    owner = pair.start()
-    life = pair.new_life(owner)
-    owner.kill()
-    assert pair.writer.tell("open", **life) == "refused"
 
 
 @with_handles
