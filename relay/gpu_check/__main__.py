@@ -57,6 +57,7 @@ def check(sections: Sequence[str], place: Path, site: str, *, rehearse: bool) ->
         print(f"gpu_check: {'the GPU fails' if there else 'there is no GPU to check'}: {found[0].note.strip()}", file=sys.stderr)
         return 1 if there else NO_GPU
     print(f"gpu_check: {found[0].note}", flush=True)
+    write(place, found, rehearse)
     for name in sections:
         left = IN_ALL_S - (time.monotonic() - began)
         if left < _LEAST_S and not rehearse:
