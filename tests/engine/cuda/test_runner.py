@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from relay.engine.cuda.decode_graphs import Bucket
+from relay.engine.cuda.decode_graphs import Bucket, DecodeGraphs
 from relay.engine.cuda.runner import CudaRunner
 from relay.engine.engine import Add
 from relay.engine.reference_runner import ReferenceRunner
 from relay.engine.runner import Batch, Draw
+from relay.engine.sampler import choose
 from relay.errors import ModelError
 from relay.kv.memory import KVMemory
 from relay.messages import Sampling
@@ -122,6 +124,31 @@ def test_log_probabilities_and_scores_are_the_references() -> None:
     assert got.ids == tokens[1:]
 
 
+def test_draws_are_the_samplers_on_the_steps_own_logits_whatever_comes_first_in_the_batch() -> None:
+    """A chunk before a single row, which the step computes the other way round; penalties count what was generated, not the prompt."""
+    one, tokens = runner(), prompt(5)
+    top, other = one.step(rows_of(tokens)).ids[-1], one.step(rows_of((7,))).ids[-1]
+    fined = Sampling(temperature=0.0, frequency_penalty=50.0, logprobs=1)
+    draws = (Draw(fined, 0.0, [top, top], 2), Draw(fined, 0.0, [other, other], 0), Draw(fined, 0.0, [other, top, other], 1))
+    batch = Batch(
+        tokens=np.asarray([*tokens, 7, 7], np.int32),
+        positions=np.asarray([0, 1, 2, 3, 4, 0, 0], np.int32),
+        sequence=np.asarray([0, 0, 0, 0, 0, 1, 2], np.int32),
+        block_table=np.asarray([[2], [4], [6]], np.int32),
+        logit_rows=np.asarray([4, 5, 6], np.int32),
+        draws=draws,
+    )
+    got = one.step(batch)
+    assert got.logits is not None
+    assert got.ids == [choose(row, draw)[0] for row, draw in zip(got.logits, draws, strict=True)]
+    assert got.ids[0] == top
+    assert other not in got.ids[1:]
+    alone = one.step(rows_of(tokens)).logits
+    assert alone is not None
+    assert np.array_equal(got.logits[0].view(np.int32), alone[-1].view(np.int32))
+    assert np.array_equal(got.logits[1].view(np.int32), got.logits[2].view(np.int32))
+
+
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_chunks_and_batch_mates_leave_no_trace(chunk: int) -> None:
     worker = Worker(runner(), max_chunk=chunk, budget_rows=64)
@@ -180,12 +207,35 @@ def test_a_replayed_graph_gives_the_bits_of_an_eager_step_and_is_counted() -> No
 
 
 def test_padding_of_a_graph_writes_nothing_into_the_pool() -> None:
-    one = runner()
-    poison(one.memory)
+    graphed, eager = runner(), runner_on(checkpoint(), runtime_for(64), 60, graphs=False)
     tables = np.array([[3], [5], [7]], np.int32)
     draws = tuple(Draw(GREEDY, 0.0, [9], 1) for _ in range(3))
     rows = np.arange(3, dtype=np.int32)
-    one.step(Batch(np.full(3, 9, np.int32), np.zeros(3, np.int32), rows, tables, rows, draws))
+    before = graphed.graphs.n_replays[Bucket(4, 512)]
+    for one in (graphed, eager):
+        poison(one.memory)
+        one.step(Batch(np.full(3, 9, np.int32), np.zeros(3, np.int32), rows, tables, rows, draws))
+    assert graphed.graphs.n_replays[Bucket(4, 512)] == before + 1
+    assert torch.equal(graphed.memory.words, eager.memory.words)
+    assert set((graphed.memory.words != -1).any(-1).nonzero()[:, 2].tolist()) == {3, 5, 7}
+
+
+def test_the_smallest_graph_that_holds_a_batch_is_taken() -> None:
+    class Nothing:
+        def replay(self) -> None:
+            pass
+
+    graphs = DecodeGraphs(12, 10000)
+    graphs.capture_all(lambda bucket: Nothing())
+    assert graphs.buckets()[0] == (12, 10000)
+    assert graphs.bucket_for(1, 1) == (1, 2048)
+    assert graphs.bucket_for(9, 2049) == (12, 8192)
+    assert graphs.bucket_for(12, 10000) == (12, 10000)
+    assert graphs.bucket_for(13, 1) is None
+    assert graphs.bucket_for(1, 10001) is None
+    assert graphs.replay(Bucket(12, 2048))
+    assert not graphs.replay(Bucket(3, 2048))
+    assert graphs.n_replays[Bucket(12, 2048)] == 1
 
 
 @pytest.mark.parametrize(
