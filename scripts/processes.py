@@ -21,7 +21,8 @@ before = json.loads((folder / "before.json").read_text())
 run = json.loads((folder / "run.json").read_text())
 tokens = run["output_tokens"]
 speed, ttft_ms = run["output_tokens_per_s"], run["ttft_ms"]["p50"]
-print(f"{run['requests']} requests, {run['failed']} failed, {tokens} tokens, {speed:.0f} tokens/s, TTFT p50 {ttft_ms:.0f} ms")
+requests = run["requests"]
+print(f"{requests['sent']} requests, {requests['failed']} failed, {tokens} tokens, {speed:.0f} tokens/s, TTFT p50 {ttft_ms:.0f} ms")
 for worker, (cpu_s, mib) in now.items():
     cpu_before_s, mib_before = before[worker]
     us = 1e6 * (cpu_s - cpu_before_s) / tokens

@@ -10,6 +10,7 @@ trap 'stop; rm -rf "$folder"' EXIT
 
 # Leaves the URL of a server that is ready in $url. The port is free because the system chose it.
 start() {
+  : >"$folder/log"
   .venv/bin/relay serve "$1" --bind 127.0.0.1:0 >"$folder/log" 2>&1 &
   server=$!
   url=""
