@@ -174,6 +174,7 @@ def main() -> None:
     known: dict[str, Any] = json.loads(given.record.read_text()) if given.record and given.record.exists() else {}
     chosen = list(enumerate(MUTANTS))[given.first : given.first + given.count]
     new = [mutant for _, mutant in chosen if known.get(key(mutant), {}).get("digest") != digest(mutant)]
+    new.sort(key=lambda mutant: bool(mutant.equivalent))  # which take longest: all tests
     for mutant, outcome in try_out(new, given.jobs):
         known[key(mutant)] = {**outcome, "digest": digest(mutant), "equivalent": mutant.equivalent}
         print(f"{outcome['outcome']:16} {outcome['seconds']:6.1f} s  {key(mutant)[:100]}  {outcome['test']}", flush=True)
