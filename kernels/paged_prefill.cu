@@ -16,6 +16,7 @@ using T = ELEMENT;
 constexpr int COLUMNS = D > 128 ? 128 : D, WARPS = 8, ROW_WARPS = WARPS * COLUMNS / D, ROW_TILE = ROW_WARPS * ROWS;
 using Tile = RowTile<T, D, COLUMNS>;
 constexpr int STAGE = 2 * TILE * Tile::STRIDE;
+constexpr int PARTS = D > 128 ? 2 : 1;  // in which a tile is fetched: fewer addresses in registers at a time
 }  // namespace
 
 KERNEL void __launch_bounds__(256, 1)
@@ -40,9 +41,12 @@ KERNEL void __launch_bounds__(256, 1)
   table += (i64)sequence * max_blocks;
   const int n_tiles = (to - from + TILE - 1) / TILE;
   auto fetch = [&](int i) {
-    if (i < n_tiles)
-      load_tile<T, D>(stages + (i % STAGES) * STAGE, keys, values, table, from + i * TILE, to, kv_head, n_kv_heads, page_shift, threadIdx.x,
-                      WARPS * 32);
+    if (i < n_tiles) {
+#pragma unroll 1
+      for (int part = 0; part < PARTS; part++)
+        load_tile<T, D>(stages + (i % STAGES) * STAGE, keys, values, table, from + i * TILE, to, kv_head, n_kv_heads, page_shift,
+                        part * WARPS * 32 + threadIdx.x, PARTS * WARPS * 32);
+    }
     copy_commit();
   };
 #pragma unroll

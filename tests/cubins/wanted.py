@@ -17,7 +17,7 @@ _MMA, _MATRICES, _COPY = r"HMMA\.16816\.F32", r"LDSM\.16\.M88\.4", r"LDGSTS\.E\.
 _WIDE_LOAD, _STREAM, _WIDE_STORE = r"LDG\.E\..*128", r"LDG\.E\.NA\.128", r"STG\.E\.128"
 _ATTENTION: Final = (_MMA, _MATRICES, r"LDSM\.16\.MT88\.4", _COPY, r"MUFU\.EX2")
 _PRODUCT: Final = (_MMA, _MATRICES, _COPY)
-_PACKED: Final = (_MMA, _STREAM, r"HFMA2")
+_PACKED: Final = (_MMA, _STREAM, r"H(FMA|MUL)2")
 
 
 @dataclass(frozen=True, slots=True)
