@@ -47,6 +47,7 @@ class Incarnation:
         self.worker, self.epoch = worker, epoch
         self.state: Literal["starting", "up", "draining"] = "starting"
         self.pid: int | None = None
+        self.over = trio.Event()  # reaped
         self.started_at = trio.current_time()
         self.steps, self.step_age_s = 0, 0.0
         self.faults = 0  # links that it reported cut
@@ -97,6 +98,7 @@ class Incarnation:
         finally:
             self._outbox.close()
             ended = await child.fence()
+            self.over.set()
         if self.state == "draining" and ended == "exit 0" and not self._reason:
             return Death("drained", announced=True)
         return Death(self._reason or self._last_words.reason or ended, self._announced, self._last_words.start_error, not self._reason)

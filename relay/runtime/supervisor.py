@@ -182,8 +182,9 @@ class Supervisor:
         return True
 
     async def _limit(self, member: _Member, life: Incarnation, deadline_s: float) -> None:
-        await trio.sleep(deadline_s)
-        if member.life is life:
+        with trio.move_on_after(deadline_s):
+            await life.over.wait()
+        if member.life is life and not life.over.is_set():
             life.end("did not drain in time", announced=True)
 
     async def _on_leave(self, life: Incarnation) -> None:

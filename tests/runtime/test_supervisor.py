@@ -172,6 +172,15 @@ def test_an_announced_kill_does_not_count_towards_the_intensity(tmp_path: Path) 
     serve(tmp_path, names("a"), scenario, max_restarts=0)
 
 
+def test_a_recycled_worker_comes_back_and_holds_up_no_end(tmp_path: Path) -> None:
+    async def scenario(server: Server) -> None:
+        assert server.supervisor.recycle("a", 1000.0)
+        await server.event(event="worker_died", worker="a", epoch=1, reason="drained")
+        await server.event(event="worker_ready", worker="a", epoch=2)
+
+    serve(tmp_path, names("a", "b"), scenario)  # fails if it takes 30 s
+
+
 def test_a_stopped_worker_is_killed_after_its_silence(tmp_path: Path) -> None:
     async def scenario(server: Server) -> None:
         os.kill(server.pid("a"), signal.SIGSTOP)
