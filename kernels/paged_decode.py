@@ -20,21 +20,14 @@ import torch
 from torch import Tensor
 
 from relay.kernels import paged_prefill
-from relay.kernels.cuda_compiler import Program
+from relay.kernels.attention import HEAD_DIMS, expect_paged, program, score_rule, shared_bytes
 from relay.kernels.cuda_library import CUDA, Device, Launch
-from relay.kernels.paged_prefill import HEAD_DIMS, TILE, score_rule
-from relay.kernels.tensor_check import ELEMENTS, element, expect, shift_of
+from relay.kernels.tensor_check import ELEMENTS, expect
 
 SPLIT: Final = 256  # keys
 _ROWS: Final = 16  # of a warp's query tile
-_STAGES: Final = {64: 4, 96: 3, 128: 3, 256: 2}
 
-
-def _program(kind: str, head_dim: int) -> Program:
-    return Program("paged_decode", (("ELEMENT", kind), ("HEAD_DIM", str(head_dim)), ("STAGES", str(_STAGES[head_dim]))))
-
-
-PROGRAMS: Final = tuple(_program(kind, head_dim) for kind in ELEMENTS.values() for head_dim in HEAD_DIMS)
+PROGRAMS: Final = tuple(program("paged_decode", kind, head_dim) for kind in ELEMENTS.values() for head_dim in HEAD_DIMS)
 _DECODE: Final = {program: Launch(program, "paged_decode") for program in PROGRAMS}
 _FOLD: Final = {program: Launch(program, "paged_decode_fold") for program in PROGRAMS}
 
@@ -56,11 +49,6 @@ def workspace(n_sequences: int, n_heads: int, head_dim: int, max_context: int, d
     )
 
 
-def shared_bytes(head_dim: int) -> int:
-    """Dynamic shared memory of a block."""
-    return _STAGES[head_dim] * 2 * TILE * (head_dim + 8) * 2
-
-
 def paged_decode(
     q: Tensor,
     keys: Tensor,
@@ -76,33 +64,22 @@ def paged_decode(
     on: Device = CUDA,
 ) -> None:
     """Writes `out`. Raises ValueError for tensors that do not fit; what is in `table` and `lengths` is the caller's promise."""
-    kind = element("q", q)
-    expect("q", q, (None, None, None), q.dtype, on)
+    heads = expect_paged(q, keys, values, table, lengths, out, on)
     n_sequences, n_heads, head_dim = q.shape
-    expect("keys", keys, (None, None, None, head_dim), q.dtype, on)
-    expect("values", values, keys.shape, q.dtype, on)
-    expect("table", table, (n_sequences, None), torch.int32, on)
     expect("lengths", lengths, (n_sequences,), torch.int32, on)
-    expect("out", out, q.shape, q.dtype, on)
     n_splits = work.part_o.shape[2]
     expect("work.part_o", work.part_o, (None, n_heads, n_splits, head_dim), torch.float32, on)
     expect("work.part_ml", work.part_ml, (len(work.part_o), n_heads, n_splits, 2), torch.float32, on)
-    n_kv_heads = keys.shape[1]
-    if head_dim not in HEAD_DIMS or n_heads % n_kv_heads or n_sequences > len(work.part_o):
-        raise ValueError(
-            f"{n_sequences} sequences, {n_heads} heads on {n_kv_heads} K/V heads of width {head_dim}; expected at most {len(work.part_o)} "
-            f"sequences (the workspace's), whole groups of heads, and a width of {', '.join(map(str, HEAD_DIMS))}"
-        )
-    page_shift = shift_of("block_tokens", keys.shape[2])
+    if n_sequences > len(work.part_o):
+        raise ValueError(f"{n_sequences} sequences; the workspace was made for {len(work.part_o)}")
     rule = score_rule(scale, cap, window)
     if n_sequences == 0:
         return
-    program = _program(kind, head_dim)
-    group = n_heads // n_kv_heads
+    chosen = program("paged_decode", heads.kind, head_dim)
     i32 = np.int32
     on.launch(
-        _DECODE[program],
-        (n_splits, n_kv_heads * -(-group // _ROWS), n_sequences),
+        _DECODE[chosen],
+        (n_splits, heads.n_kv_heads * -(-heads.group // _ROWS), n_sequences),
         32 * -(-head_dim // 128),
         (
             q,
@@ -112,16 +89,16 @@ def paged_decode(
             lengths,
             work.part_o,
             work.part_ml,
-            i32(n_kv_heads),
-            i32(group),
+            i32(heads.n_kv_heads),
+            i32(heads.group),
             i32(table.shape[1]),
-            i32(page_shift),
+            i32(heads.page_shift),
             *rule,
         ),
         shared_bytes(head_dim),
     )
     on.launch(
-        _FOLD[program],
+        _FOLD[chosen],
         (n_sequences * n_heads, 1, 1),
         head_dim,
         (work.part_o, work.part_ml, lengths, out, i32(n_heads), i32(n_splits), rule[2]),

@@ -12,31 +12,22 @@ Where the order of summation comes from: attention.cuh. `n_most` rows of one seq
 Source: FlashAttention-2, arXiv 2307.08691.
 """
 
-import math
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from relay.kernels.cuda_compiler import Program
+from relay.kernels.attention import ALL_KEYS, HEAD_DIMS, expect_paged, program, score_rule, shared_bytes
 from relay.kernels.cuda_library import CUDA, Device, Launch
-from relay.kernels.tensor_check import ELEMENTS, element, expect, shift_of
+from relay.kernels.tensor_check import ELEMENTS, expect
 
-HEAD_DIMS: Final = (64, 96, 128, 256)
-TILE: Final = 32
-ALL_KEYS: Final = 2**31 - 1
-_LOG2_E: Final = math.log2(math.e)
 _THREADS: Final = 256
-_STAGES: Final = {64: 4, 96: 3, 128: 3, 256: 2}
-
-
-def _program(kind: str, head_dim: int) -> Program:
-    return Program("paged_prefill", (("ELEMENT", kind), ("HEAD_DIM", str(head_dim)), ("STAGES", str(_STAGES[head_dim]))))
-
 
 _LAUNCH: Final = {
-    (kind, head_dim): Launch(_program(kind, head_dim), "paged_prefill") for kind in ELEMENTS.values() for head_dim in HEAD_DIMS
+    (kind, head_dim): Launch(program("paged_prefill", kind, head_dim), "paged_prefill")
+    for kind in ELEMENTS.values()
+    for head_dim in HEAD_DIMS
 }
 PROGRAMS: Final = tuple(launch.program for launch in _LAUNCH.values())
 
@@ -44,19 +35,6 @@ PROGRAMS: Final = tuple(launch.program for launch in _LAUNCH.values())
 def _row_tile(head_dim: int) -> int:
     """Query rows of a block."""
     return 64 if head_dim > 128 else 128
-
-
-def score_rule(scale: float, cap: float, window: int) -> tuple[np.float32, np.float32, np.int32]:
-    """Arguments of the kernels: `ScoreRule` in attention.cuh. cap: 0 is none. window: 0 is all keys. Raises ValueError."""
-    if not 0 < scale < math.inf or not 0 <= cap < math.inf or window < 0:
-        raise ValueError(f"scale {scale}, cap {cap} and window {window}; expected scale above 0, cap and window 0 (none) or more")
-    inner = 2 * scale * _LOG2_E / cap if cap else scale * _LOG2_E
-    return np.float32(inner), np.float32(cap * _LOG2_E), np.int32(window or ALL_KEYS)
-
-
-def shared_bytes(head_dim: int) -> int:
-    """Dynamic shared memory of a block."""
-    return _STAGES[head_dim] * 2 * TILE * (head_dim + 8) * 2
 
 
 def paged_prefill(
@@ -75,32 +53,18 @@ def paged_prefill(
     on: Device = CUDA,
 ) -> None:
     """Writes `out`. Rows of a sequence past `n_most` are left out. Raises ValueError; what int32 tensors say is the caller's promise."""
-    kind = element("q", q)
-    expect("q", q, (None, None, None), q.dtype, on)
-    n_rows, n_heads, head_dim = q.shape
-    expect("keys", keys, (None, None, None, head_dim), q.dtype, on)
-    expect("values", values, keys.shape, q.dtype, on)
+    heads = expect_paged(q, keys, values, table, lengths, out, on)
     n_sequences = len(lengths)
-    expect("lengths", lengths, (None,), torch.int32, on)
-    expect("table", table, (n_sequences, None), torch.int32, on)
     expect("starts", starts, (n_sequences + 1,), torch.int32, on)
-    expect("out", out, q.shape, q.dtype, on)
-    n_kv_heads = keys.shape[1]
-    if head_dim not in HEAD_DIMS or n_heads % n_kv_heads:
-        raise ValueError(
-            f"{n_heads} heads on {n_kv_heads} K/V heads of width {head_dim}; expected whole groups, and a width of "
-            + ", ".join(map(str, HEAD_DIMS))
-        )
-    page_shift = shift_of("block_tokens", keys.shape[2])
     rule = score_rule(scale, cap, window)
-    group = n_heads // n_kv_heads
-    n_tiles = -(-min(n_most, n_rows) * group // _row_tile(head_dim))
+    n_tiles = -(-min(n_most, len(q)) * heads.group // _row_tile(heads.head_dim))
     if n_tiles < 1 or n_sequences == 0:
         return
     i32 = np.int32
-    shape = (i32(n_kv_heads), i32(group), i32(table.shape[1]), i32(page_shift))
+    shape = (i32(heads.n_kv_heads), i32(heads.group), i32(table.shape[1]), i32(heads.page_shift))
     arguments = (q, keys, values, table, starts, lengths, out, *shape, *rule)
-    on.launch(_LAUNCH[kind, head_dim], (n_tiles, n_kv_heads, n_sequences), _THREADS, arguments, shared_bytes(head_dim))
+    launch, grid = _LAUNCH[heads.kind, heads.head_dim], (n_tiles, heads.n_kv_heads, n_sequences)
+    on.launch(launch, grid, _THREADS, arguments, shared_bytes(heads.head_dim))
 
 
 def reference(

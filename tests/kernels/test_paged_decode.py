@@ -131,7 +131,8 @@ def test_an_empty_batch_launches_nothing() -> None:
     [
         ({"q": torch.zeros(2, 4, 64)}, "q is torch.float32; expected torch.bfloat16 or torch.float16"),
         ({"q": torch.zeros(2, 4, 80, dtype=torch.bfloat16)}, r"keys has shape .*; expected \[any, any, any, 80\]"),
-        ({"q": torch.zeros(2, 3, 64, dtype=torch.bfloat16)}, "work.part_o has shape"),
+        ({"q": torch.zeros(2, 3, 64, dtype=torch.bfloat16)}, "3 heads on 2 K/V heads"),
+        ({"work": workspace(2, 6, 64, 16, torch.device("cpu"))}, "work.part_o has shape"),
         ({"out": torch.zeros(2, 64, 4, dtype=torch.bfloat16).transpose(1, 2)}, "out has strides"),
         ({"q": torch.zeros(513, dtype=torch.bfloat16)[1:].view(2, 4, 64)}, "q lies at an address that is no multiple of 16"),
         ({"lengths": torch.zeros(2)}, "lengths is torch.float32; expected torch.int32"),
