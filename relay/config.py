@@ -121,7 +121,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     within_s: Annotated[float, _doc("window of `max_restarts`", gt=0)] = 60.0
     first_backoff_s: Annotated[float, _doc("wait before the first restart; doubles with each further death", ge=0)] = 0.05
     most_backoff_s: Annotated[float, _doc("longest wait before a restart", ge=0)] = 5.0
-    spares: Annotated[int, _doc("processes that have imported all and wait to replace a dead one; each takes some 60 MB", ge=0, le=16)] = 1
+    spares: Annotated[int, _doc("processes that have imported all and wait to replace a dead one; each takes some 45 MB", ge=0, le=16)] = 1
     allow_faults: Annotated[bool, _doc("for chaos tests: POST /admin/faults kills, hangs, cuts and corrupts on demand")] = False
     poison_token: Annotated[int | None, _doc("with allow_faults: a step that computes this token id kills its worker")] = None
     window: Annotated[int, _doc("messages one worker may have under way to one actor", ge=2)] = 4096

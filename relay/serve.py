@@ -72,7 +72,7 @@ class EngineMemory:
         return read_board(self.fds["board"]) if "board" in self.fds else ((), False)
 
 
-def _allow_connections(n: int) -> None:
+def allow_connections(n: int) -> None:
     """Raise the limit of open files, which gateways inherit, as far as we may. Raises StartError if that is not enough."""
     wanted = n + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -176,7 +176,7 @@ def apart(numbers: tuple[int, ...], gpus_here: tuple[Gpu, ...]) -> tuple[int, in
 async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | None = None) -> None:
     """Serve until SIGINT or SIGTERM has drained everything. Raises StartError."""
     plan = prepared.plan
-    _allow_connections(plan.config.gateway.max_connections)
+    allow_connections(plan.config.gateway.max_connections)
     with listen(plan.config.gateway.bind) as sock, run_directory(run_parent or Path(tempfile.gettempdir())) as run_dir:
         url = _url(sock, plan.config.gateway.bind)
         announce.on_plan(plan, url)

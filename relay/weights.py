@@ -49,7 +49,7 @@ def pack(config: Config, model_path: Path, say: Callable[[str], None] = lambda w
     be had."""
     if (without := _never_packed(config)) is not None:
         return without
-    say("packing the weights (and compiling the kernels, the first time on this machine: some 20 s)")
+    say("packing the weights (the first time on this machine, also compiling the kernels: that takes longer)")
     fd = os.memfd_create("relay-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     command = [sys.executable, "-m", "relay.engine.native.pack", str(model_path), str(fd)]
     done = subprocess.run(command, pass_fds=(fd,), capture_output=True, text=True, check=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 ROOT = Path(__file__).parent.parent
 _URL = re.compile(rb"on (http://\S+), ")
@@ -78,6 +79,16 @@ def until(holds: Any, within_s: float, shown: Any = lambda: "") -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"it does not come true within {within_s} s: {shown()}")
         time.sleep(0.02)
+
+
+def changed_config(folder: Path, name: str = "quickstart", **sections: dict[str, Any]) -> Path:
+    """A config of ours with other values in some sections, as a file in `folder`."""
+    config = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
+    for section, values in sections.items():
+        config[section] = {**config.get(section, {}), **values}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
 
 
 @contextmanager

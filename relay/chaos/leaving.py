@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import quantiles
 from urllib.parse import urlsplit
 
+import click
+
 from relay.chaos.server import ServerUnderTest
 
 _GIVE_UP_S = 30.0
@@ -46,7 +48,7 @@ def main(config: Path, rounds: int) -> None:
     for which, times in took.items():
         cuts = quantiles(times, n=100)
         row |= {f"{which}_ms_p50": round(cuts[49], 1), f"{which}_ms_p99": round(cuts[98], 1), f"{which}_ms_max": round(max(times), 1)}
-    print(json.dumps(row))
+    click.echo(json.dumps(row))
 
 
 if __name__ == "__main__":

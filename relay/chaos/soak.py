@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+import click
+
 from relay.chaos.client import ChaosClient
 from relay.chaos.plan import PLANS
 from relay.chaos.requests import specs
@@ -104,7 +106,7 @@ def main() -> None:
             "memory_mib_second_quarter": round(median(soak.memory_mib[quarter : 2 * quarter] or soak.memory_mib or [0.0]), 1),
             "memory_mib_last_quarter": round(median(soak.memory_mib[-quarter:] or [0.0]), 1),
         }
-    print(json.dumps(result))
+    click.echo(json.dumps(result))
     if soak.failures or soak.counts["different"] or result["blocks_held"] or result["stray_processes"]:
         raise SystemExit(1)
 

@@ -64,6 +64,8 @@ class _Printer:
         match name:
             case "worker_started":
                 text = f"  {fields['worker']:<12} started, pid {fields['pid']}"
+            case "spare_started":
+                text = f"  spare        waits, pid {fields['pid']}"
             case "worker_ready":
                 text = f"  {fields['worker']:<12} ready after {fields['in_s']:.1f} s"
             case "worker_died":

@@ -14,10 +14,11 @@ _CALM_S = 2.0
 
 
 class Spares:
-    """Keeps `count` of them while `run` runs. A spare knows that it is one by finding no `Start` when it comes up."""
+    """Keeps `count` of them while `run` runs. A spare knows that it is one by finding no `Start` when it comes up. `on_started` is told of
+    each one's pid."""
 
-    def __init__(self, command: Sequence[str], count: int, all_up: Callable[[], bool]) -> None:
-        self._command, self._count, self._all_up = tuple(command), count, all_up
+    def __init__(self, command: Sequence[str], count: int, all_up: Callable[[], bool], on_started: Callable[[int], None]) -> None:
+        self._command, self._count, self._all_up, self._on_started = tuple(command), count, all_up, on_started
         self._waiting: list[Child] = []
         self._wanted = trio.Event()
 
@@ -47,6 +48,7 @@ class Spares:
                 await trio.sleep(_CALM_S)
                 while self._all_up() and len(self._waiting) < self._count:
                     self._waiting.append(Child(self._command))
+                    self._on_started(self._waiting[-1].pid)
         finally:
             for child in self._waiting:
                 await child.fence()

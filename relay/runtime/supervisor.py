@@ -75,7 +75,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OnEvent(Protocol):
-    """Told of worker_started, worker_ready, worker_died, worker_restarting, worker_refused, draining, drained, with their fields."""
+    """Told of spare_started, worker_started, worker_ready, worker_died, worker_restarting, worker_refused, draining and drained, with
+    their fields."""
 
     def __call__(self, name: str, /, **fields: str | int | float) -> None: ...
 
@@ -118,7 +119,7 @@ class Supervisor:
         if len(dict.fromkeys(names)) != len(names) or any("/" in name or not name for name in names):
             raise StartError(f"worker names must differ, and be file names: {', '.join(names)}")
         self._run_dir, self._settings, self._on_event = run_dir, settings, on_event
-        self._spares = Spares(command, settings.spares, self._all_up)
+        self._spares = Spares(command, settings.spares, self._all_up, lambda pid: self._tell_event("spare_started", pid=pid))
         self._members = {spec.name: _Member(spec) for spec in specs}
         self._asks = Asks(on_ask)
         self._failure: StartError | None = None

@@ -3,7 +3,6 @@
 import concurrent.futures
 import json
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,17 +12,14 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.running import ROOT, RunningServer, running, until
-
-_LIMITS = "gateway:\n  max_connections: 64\n  write_timeout_s: 1.0\n"
-_ENGINE = "router: {max_queue: 4, queue_timeout_s: 60}\nengine: {max_running: 4}\nworkers:\n"
+from tests.running import RunningServer, changed_config, running, until
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RunningServer]:
-    text = (ROOT / "configs" / "quickstart.yaml").read_text().replace("gateway:\n", _LIMITS).replace("workers:\n", _ENGINE, 1)
-    config = tmp_path_factory.mktemp("config") / "small.yaml"
-    config.write_text(text)
+    gateway, router = {"max_connections": 64, "write_timeout_s": 1.0}, {"max_queue": 4, "queue_timeout_s": 60}
+    folder = tmp_path_factory.mktemp("config")
+    config = changed_config(folder, gateway=gateway, router=router, engine={"max_running": 4})
     with running(config, tmp_path_factory.mktemp("overload")) as server:
         yield server
 
@@ -68,7 +64,7 @@ def test_a_thousand_idle_connections_do_not_stop_service(server: RunningServer) 
 def test_a_connection_with_a_request_on_it_is_not_idle(server: RunningServer) -> None:
     with ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, server, 200)
-        time.sleep(0.2)
+        until(lambda: sum(pool["running"] for pool in server.kv().values()) > 0, 20)
         for _ in range(200):
             stack.enter_context(connect(server))
         assert answer.result().json()["usage"]["completion_tokens"] == 200

@@ -12,16 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.running import ROOT, RunningServer, running, until
+from tests.running import RunningServer, changed_config, running, until
 
 BODY: dict[str, Any] = {"prompt": "The history of bread begins", "max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RunningServer]:
-    text = (ROOT / "configs" / "quickstart.yaml").read_text().replace("gateway:\n", "gateway:\n  workers: 2\n")
-    config = tmp_path_factory.mktemp("config") / "two-gateways.yaml"
-    config.write_text(text)
+    config = changed_config(tmp_path_factory.mktemp("config"), gateway={"workers": 2})
     with running(config, tmp_path_factory.mktemp("recovery")) as server:
         yield server
 

@@ -41,13 +41,17 @@ class Server:
         self._changed.set()
         self._changed = trio.Event()
 
+    async def changed(self) -> None:
+        """Until the next event."""
+        await self._changed.wait()
+
     async def event(self, **fields: Value) -> dict[str, Value]:
         """The first event with these fields, past or to come."""
         while True:
             for event in self.events:
                 if fields.items() <= event.items():
                     return event
-            await self._changed.wait()
+            await self.changed()
 
     async def tell(self, worker: str, kind: str, argument: str = "") -> str:
         """What that one worker says; raises KeyError if it was silent."""
@@ -170,6 +174,12 @@ def test_an_announced_kill_does_not_count_towards_the_intensity(tmp_path: Path) 
         await server.event(event="worker_ready", worker="a", epoch=2)
 
     serve(tmp_path, names("a"), scenario, max_restarts=0)
+
+
+def test_a_worker_that_was_never_ready_is_not_tried_for_ever(tmp_path: Path) -> None:
+    """However many restarts the config allows."""
+    with pytest.raises(StartError, match=r"worker a died 4 times before it was ever ready; the last time: ValueError: boom while loading"):
+        serve(tmp_path, [WorkerSpec("a", b"crash")], None, max_restarts=100_000)
 
 
 def test_a_recycled_worker_comes_back_and_holds_up_no_end(tmp_path: Path) -> None:
