@@ -305,7 +305,7 @@ class GatewayActor:
             suspect = flight.request_id in message.suspects
             if flight.decode == address or (flight.decode is None and suspect):
                 self._retry(flight, f"{address} died", (address,), suspect=suspect, convicted=suspect and message.lone)
-            elif flight.decode is None and address.actor.startswith("decode/"):
+            elif flight.decode is None and address.actor.startswith("decode/") and address not in flight.dead:  # else it was told so
                 flight.dead = (*flight.dead, address)
                 self._admit(flight)
 

@@ -99,8 +99,8 @@ class Client:
         return connection
 
     def _must_be_lost(self, missing: list[str]) -> None:
-        """What was placed is there for the grace time, if its decode worker is. A choice may have ended
-        long before its connection, which reads slowly or waits for others."""
+        """What was placed is there for the grace time, if its decode worker is. A choice may have ended long before its connection, which
+        reads slowly or waits for others."""
         last, now = self.connections[-1], trio.current_time()
         grace_s = self._world.scenario.pace.grace_s
         if now - last.ended_s < grace_s:
