@@ -56,6 +56,8 @@ from relay.runtime.node import Context
 
 Rows = dict[Address, list[tuple[Row, Trail]]]
 
+_RESUMED = "another gateway resumed this stream"
+
 
 @dataclass(slots=True)
 class Entry:
@@ -86,10 +88,20 @@ class DecodeActor:
     _context: Context
 
     def __init__(
-        self, host: EngineHost, book: BlockBook, memory: KVPool, worker: str, model: str, *, reserve: bool = False, grace_s: float = 60.0
+        self,
+        host: EngineHost,
+        book: BlockBook,
+        memory: KVPool,
+        worker: str,
+        model: str,
+        *,
+        reserve: bool = False,
+        prefills: bool = False,
+        grace_s: float = 60.0,
     ) -> None:
+        """`reserve`, `prefills`: see `relay.messages.Announced`."""
         self._host, self._book, self._memory = host, book, memory
-        self._worker, self._model, self._reserve = worker, model, reserve
+        self._worker, self._model, self._reserve, self._prefills = worker, model, reserve, prefills
         self._router: Address | None = None
         self._entries: dict[Key, Entry] = {}
         self._attempts: dict[str, int] = {}  # the newest attempt held of each request
@@ -171,6 +183,7 @@ class DecodeActor:
                 block_tokens=layout.block_tokens,
                 max_running=self._host.max_running,
                 reserve=self._reserve,
+                prefills=self._prefills,
                 holdings=tuple(holdings),
                 cached=hints(self._book.published_keys()),
             ),
@@ -179,6 +192,8 @@ class DecodeActor:
     def _on_expect(self, message: Expect) -> None:
         admit, received = message.admit, now_ns()
         key = admit.request_id, admit.attempt
+        if self._router is not None and message.router.epoch < self._router.epoch:
+            return  # that router is dead: whom it placed with its last breath, its successor places again
         entry = self._entries.get(key)
         if entry is not None:  # a router that came after the one that placed it here
             entry.router = message.router
@@ -191,11 +206,17 @@ class DecodeActor:
             self._leave(message.router, key, 0, finished=False)
             return
         newest = self._attempts.get(admit.request_id, 0)
+        other = self._entries[admit.request_id, newest] if newest else None
+        if other is not None and other.gateway not in (None, admit.gateway):  # two gateways each hold a connection to one resumable stream
+            if newest < admit.attempt:
+                self._displace(other, _RESUMED, lost=True)
+            else:
+                self._context.post(admit.gateway, Displaced(request_id=key[0], attempt=key[1], reason=_RESUMED, lost=True))
         if key in self._tombstones or newest > admit.attempt or (admit.deadline_ns and admit.deadline_ns < received):
             self._leave(message.router, key, 0, finished=False)
             return
-        if newest:
-            self._cancel(self._entries[admit.request_id, newest])
+        if other is not None:
+            self._cancel(other)
         size = self._memory.layout.block_tokens
         n_reusable = 0 if admit.prompt_logprobs >= 0 else (len(admit.tokens) - 1) // size
         keys = list(chain(namespace(self._model, admit.salt), admit.tokens[: n_reusable * size], size))
@@ -332,7 +353,7 @@ class DecodeActor:
         self._context.monitor(message.gateway)
         if entry is not None:
             if entry.gateway is not None and entry.gateway != message.gateway:
-                self._displace(entry, "another gateway resumed this stream", lost=True)
+                self._displace(entry, _RESUMED, lost=True)
             entry.gateway = message.gateway
         if log.ids:
             self._send({message.gateway: [(log.row(key), ())]})
@@ -402,7 +423,7 @@ class DecodeActor:
                 self._drop(entry, n_generated=sequence.n_generated)
         if rows:
             self._send(rows)
-        changes = news(self._worker, self._book)
+        changes = news(self._worker, self._context.address.epoch, self._book)
         if changes is not None and self._router is not None:
             self._context.post(self._router, changes)
 

@@ -302,10 +302,10 @@ class GatewayActor:
         if address == self._router:
             self._router = None
         for flight in list(self._flights.values()):
-            suspect = flight.request_id in message.suspects
-            if flight.decode == address or (flight.decode is None and suspect):
+            suspect, told = flight.request_id in message.suspects, address in flight.dead
+            if flight.decode == address or (flight.decode is None and suspect and not told):
                 self._retry(flight, f"{address} died", (address,), suspect=suspect, convicted=suspect and message.lone)
-            elif flight.decode is None and address.actor.startswith("decode/") and address not in flight.dead:  # else it was told so
+            elif flight.decode is None and address.actor.startswith("decode/") and not told:
                 flight.dead = (*flight.dead, address)
                 self._admit(flight)
 

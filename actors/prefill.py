@@ -95,6 +95,7 @@ class PrefillActor:
                 block_tokens=layout.block_tokens,
                 max_running=self._host.max_running,
                 reserve=self._reserve,
+                prefills=not self._reserve,
                 cached=hints(self._book.published_keys()),
             ),
         )
@@ -153,7 +154,7 @@ class PrefillActor:
         for sequence in report.gone:
             if sequence.side == "prefill":
                 self._end(sequence)
-        changes = news(self._worker, self._book)
+        changes = news(self._worker, self._context.address.epoch, self._book)
         if changes is not None and self._router is not None:
             self._context.post(self._router, changes)
 

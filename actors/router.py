@@ -24,6 +24,7 @@ from relay.messages import (
     Announced,
     Cached,
     Cancel,
+    Candidate,
     Decision,
     Declined,
     Displaced,
@@ -37,7 +38,16 @@ from relay.messages import (
     Withdrawn,
 )
 from relay.policy.cache_index import CacheIndex
-from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, serving, weigh_decode, weigh_prefill
+from relay.policy.placement import (
+    AnswerLengths,
+    WorkerLoad,
+    blocks_wanted,
+    can_ever_fit,
+    may_compute_for,
+    serving,
+    weigh_decode,
+    weigh_prefill,
+)
 from relay.policy.queue import Queued, WaitingLine
 from relay.policy.tombstones import Tombstones
 from relay.runtime.node import Context
@@ -63,7 +73,7 @@ class RouterActor:
         self._prefill: dict[Address, WorkerLoad] = {}
         self._decode: dict[Address, WorkerLoad] = {}
         self._places: dict[Key, Place] = {}
-        self._caches: dict[str, CacheIndex] = {}  # by worker: its actors share one
+        self._caches: dict[str, tuple[int, CacheIndex]] = {}  # (epoch, what it has) by worker: its actors share one
         self._queue = WaitingLine()
         self._tombstones = Tombstones()
         self._lengths = AnswerLengths(config.expected_tokens)
@@ -101,8 +111,9 @@ class RouterActor:
                 self._forget_worker(message.address)
                 self._place_queued()  # a reserve may have a role now
             case Cached():
-                if message.worker in self._caches:
-                    self._caches[message.worker].change(message.added, message.removed)
+                epoch, cache = self._caches.get(message.worker, (0, None))
+                if cache is not None and epoch == message.epoch:  # else it is of a life that is over
+                    cache.change(message.added, message.removed)
             case Admit():
                 self._on_admit(message)
             case Declined():
@@ -112,17 +123,26 @@ class RouterActor:
             case Cancel():
                 self._on_cancel(message)
             case Down():
-                self._on_down(message.address)
+                self._on_down(message)
             case _:
                 assert_never(message)
 
     def _on_announced(self, message: Announced) -> None:
         if message.address in self._dead:
             return
-        worker = WorkerLoad(message.address, message.worker, message.n_blocks, message.block_tokens, message.max_running, message.reserve)
+        worker = WorkerLoad(
+            message.address,
+            message.worker,
+            message.n_blocks,
+            message.block_tokens,
+            message.max_running,
+            message.reserve,
+            message.prefills,
+        )
         workers = self._prefill if message.role == "prefill" else self._decode
         workers[message.address] = worker
-        self._caches[message.worker] = CacheIndex(message.cached)
+        if message.address.epoch >= self._caches.get(message.worker, (0, None))[0]:  # else its life is over, which we have yet to hear
+            self._caches[message.worker] = message.address.epoch, CacheIndex(message.cached)
         self._context.monitor(message.address)
         for holding in message.holdings:
             key = holding.request_id, holding.attempt
@@ -203,7 +223,7 @@ class RouterActor:
             keys = list(chain(namespace(self._model, admit.salt), admit.tokens[: n_full * block_tokens], block_tokens))
 
         def n_cached(worker: WorkerLoad) -> int:
-            return self._caches[worker.worker].n_blocks(keys) * block_tokens
+            return self._caches[worker.worker][1].n_blocks(keys) * block_tokens
 
         prefill = weigh_prefill(serving(self._prefill.values()), n_tokens, n_cached)
         decode = weigh_decode(serving(self._decode.values()), n_blocks, n_cached)
@@ -212,7 +232,9 @@ class RouterActor:
         if together:  # an aggregated worker: nothing has to move
             decode.remove(together[0])
             decode.insert(0, together[0])
-        elif decode and n_tokens - decode[0].n_cached <= self._config.local_prefill_tokens:
+        if decode:
+            prefill = self._without_cycles(prefill, decode[0])
+        if not together and decode and n_tokens - decode[0].n_cached <= self._config.local_prefill_tokens:
             rule, prefill = f"{rule}, short enough for decode alone", []
         return Decision(rule, tuple(prefill[:4]), tuple(decode[:4]))
 
@@ -222,8 +244,13 @@ class RouterActor:
         if decode:
             first, second = self._turn % len(prefill), self._turn % len(decode)
             prefill, decode = prefill[first:] + prefill[:first], decode[second:] + decode[:second]
+            prefill = self._without_cycles(prefill, decode[0])
             self._turn += 1
         return Decision("round_robin", tuple(prefill[:4]), tuple(decode[:4]))
+
+    def _without_cycles(self, prefill: list[Candidate], decode: Candidate) -> list[Candidate]:
+        """Those that may compute for this decode worker; none if it has to by itself."""
+        return [each for each in prefill if may_compute_for(self._prefill[each.address], self._decode[decode.address])]
 
     def _on_declined(self, message: Declined) -> None:
         """We thought there was room (a new router knows less than the pool): it goes first when there is."""
@@ -260,7 +287,8 @@ class RouterActor:
         if place is not None:
             self._context.post(place.decode, message)
 
-    def _on_down(self, address: Address) -> None:
+    def _on_down(self, message: Down) -> None:
+        address = message.address
         self._dead[address] = None
         self._forget_worker(address)
         for key, queued in self._queue:
@@ -269,7 +297,18 @@ class RouterActor:
         for key, place in list(self._places.items()):
             if place.decode == address:
                 self._forget(key)
-                self._context.post(place.gateway, Displaced(request_id=key[0], attempt=key[1], reason=f"{address} died", dead=(address,)))
+                suspect = key[0] in message.suspects
+                self._context.post(
+                    place.gateway,
+                    Displaced(
+                        request_id=key[0],
+                        attempt=key[1],
+                        reason=f"{address} died",
+                        dead=(address,),
+                        suspect=suspect,
+                        convicted=suspect and message.lone,
+                    ),
+                )
         self._place_queued()
 
     def _forget_worker(self, address: Address) -> None:

@@ -418,7 +418,7 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to a router it has just heard of: what I can do and what I hold.
 
     `max_running` sequences at most in one decode batch; `n_blocks` in the pool of `block_tokens` tokens each; `cached` as in `Cached`.
-    A `reserve` takes this role only while nobody lives whose own it is.
+    A `reserve` takes this role only while nobody lives whose own it is; `prefills`: to compute prompts is a role of this worker's own.
     """
 
     address: Address
@@ -428,6 +428,7 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     block_tokens: int
     max_running: int
     reserve: bool = False
+    prefills: bool = False
     holdings: tuple[Holding, ...] = ()
     cached: bytes = b""
 
@@ -436,6 +437,7 @@ class Cached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to router: prefixes that its cache has gained and lost since the last time, as key hints of 8 bytes each, joined."""
 
     worker: str
+    epoch: int
     added: bytes = b""
     removed: bytes = b""
 

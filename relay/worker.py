@@ -126,7 +126,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         if kind == "metrics":
             return msgspec.msgpack.encode(families(metrics.registry))
         if kind == "ledger":
-            return records.answer(body)
+            return await records.answer(body)
         return None
 
     async def reload_keys() -> None:
@@ -205,13 +205,14 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), loaded.map_pool)
     model, grace_s = task.config.model.name, task.config.gateway.resume_grace_s
     prefill = decode = None
+    prefills = "prefill" in task.actors and "prefill" not in task.reserve
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {}
     for role, name in task.actors.items():
         if role == "prefill":
             prefill = PrefillActor(engine, book, memory, pools, worker, model, reserve=role in task.reserve)
             actors[name] = prefill.run
         else:
-            decode = DecodeActor(engine, book, memory, worker, model, reserve=role in task.reserve, grace_s=grace_s)
+            decode = DecodeActor(engine, book, memory, worker, model, reserve=role in task.reserve, prefills=prefills, grace_s=grace_s)
             actors[name] = decode.run
 
     async def on_ask(kind: str, body: bytes) -> bytes | None:

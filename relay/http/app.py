@@ -77,6 +77,7 @@ class Application:
             return
         exchange = Exchange(scope, receive, send, self.next_request_id())
         exchange.headers.update(self._cors.headers(scope))
+        self._records.opened(exchange)
         try:
             if (preflight := self._cors.preflight(scope)) is not None:
                 await exchange.respond(200, b"", headers=preflight)
@@ -93,6 +94,8 @@ class Application:
             await self._refuse(exchange, RequestError(f"an internal error ({type(error).__name__}); it is in the server's log"))
         finally:
             self._ended(exchange)
+            self._records.dropped(exchange)
+            exchange.over.set()
 
     def _enter(self, exchange: Exchange) -> str:
         """Through the door to a route. Who has no key learns nothing of what routes there are."""

@@ -48,7 +48,8 @@ class Exchange:
         self.headers: dict[str, str] = {}  # of the answer, beside those that its kind asks for
         self.is_metered = False  # a limit of its key counts it
         self.status = 0
-        self.ending = False  # the last byte is being written
+        self.ending = False  # the last byte is being written, or was
+        self.over = trio.Event()  # the ledger is complete
         self.error: RequestError | None = None
         self.deadline_ns = 0  # on the host's monotonic clock; 0 for none
         self.n_prompt = self.n_generated = self.n_cached = 0

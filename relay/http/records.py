@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 import msgspec
+import trio
 
 from relay.clock import now_ns
 from relay.http.exchange import Exchange
@@ -95,13 +96,34 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
+_OVER_WITHIN_S = 1.0
+
+
 class Records:
-    """At most `limit`; the oldest goes first. A client's ID names the latest request that used it, among those that the asker may see."""
+    """At most `limit`; the oldest goes first. A client's ID names the latest request that used it, among those that the asker may see.
+
+    A client that has read its last byte may ask at once, before the request has ended here: `until_over` waits for that.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._records: OrderedDict[str, tuple[int, Record]] = OrderedDict()
         self._by_client: dict[tuple[str, str | None], str] = {}
+        self._open: dict[str, Exchange] = {}
+
+    def opened(self, exchange: Exchange) -> None:
+        """It will be kept when it ends, or `dropped`."""
+        self._open[exchange.request_id] = exchange
+
+    def dropped(self, exchange: Exchange) -> None:
+        self._open.pop(exchange.request_id, None)
+
+    async def until_over(self, question: Question) -> None:
+        """Wait for the requests of this name whose last byte is on its way."""
+        names = (exchange for exchange in self._open.values() if question.name in (exchange.request_id, exchange.public_id))
+        with trio.move_on_after(_OVER_WITHIN_S):
+            for exchange in [exchange for exchange in names if exchange.ending]:
+                await exchange.over.wait()
 
     def keep(self, kept: Record) -> None:
         self._records[kept.request_id] = now_ns(), kept
@@ -130,9 +152,11 @@ class Records:
             return None
         return Kept(ended_ns, msgspec.json.encode(kept))
 
-    def answer(self, body: bytes) -> bytes | None:
+    async def answer(self, body: bytes) -> bytes | None:
         """To another gateway's question, as both travel."""
-        found = self.find(msgspec.msgpack.decode(body, type=Question))
+        question = msgspec.msgpack.decode(body, type=Question)
+        await self.until_over(question)
+        found = self.find(question)
         return None if found is None else msgspec.msgpack.encode(found)
 
 

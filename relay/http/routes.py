@@ -85,6 +85,7 @@ class ServerRoutes:
     async def ledger(self, exchange: Exchange) -> None:
         """Where a request's time went, by our ID or the client's. A key without the admin scope sees its own requests only."""
         question = Question(exchange.scope["path_params"]["id"], exchange.caller.sees_only)
+        await self._records.until_over(question)
         body = self._records.ours(question)  # its ID is unique; one of a client may have a later request at another gateway
         if body is None:
             answers = await self._ask("ledger", msgspec.msgpack.encode(question), _ANSWER_WITHIN_S)

@@ -1,7 +1,8 @@
 """What the router believes of each worker's prefix cache, and how workers tell it.
 
 A hint: 8 bytes of a block's key. It may be stale or collide; the worker's own match decides, and a wrong guess costs time only. Links lose
-nothing between two lives, so a snapshot at `Announced` and changes in order are enough; a new life begins with an empty cache.
+nothing between two lives, so a snapshot at `Announced` and changes in order are enough; a new life begins with an empty cache, and what its
+predecessor said may still be on its way: changes name their epoch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,12 +17,12 @@ def hints(keys: Iterable[BlockKey]) -> bytes:
     return b"".join(key[:HINT_BYTES] for key in keys)
 
 
-def news(worker: str, book: BlockBook) -> Cached | None:
+def news(worker: str, epoch: int, book: BlockBook) -> Cached | None:
     """What is new of a cache, to be told to the router; None if nothing is. Without a router it is lost: the next one gets a snapshot."""
     changes = book.take_changes()
     if not (changes.added or changes.removed):
         return None
-    return Cached(worker=worker, added=hints(changes.added), removed=hints(changes.removed))
+    return Cached(worker=worker, epoch=epoch, added=hints(changes.added), removed=hints(changes.removed))
 
 
 class CacheIndex:

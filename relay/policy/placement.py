@@ -16,7 +16,7 @@ class WorkerLoad:
     """What the router believes of one prefill or decode actor.
 
     placed: blocks reserved (decode) or tokens to compute (prefill), by attempt; load: their sum. withheld: blocks that it declined to give
-    although we thought them free. reserve: it takes this role in need only.
+    although we thought them free. reserve: it takes this role in need only. prefills: its worker computes prompts, and not in need only.
     """
 
     address: Address
@@ -25,6 +25,7 @@ class WorkerLoad:
     block_tokens: int
     max_running: int
     reserve: bool = False
+    prefills: bool = False
     placed: dict[Key, int] = field(default_factory=dict)
     load: int = 0
     withheld: int = 0
@@ -35,6 +36,20 @@ class WorkerLoad:
 
     def leave(self, key: Key) -> None:
         self.load -= self.placed.pop(key, 0)
+
+
+def rank(worker: WorkerLoad) -> tuple[bool, str]:
+    """The same for all actors of a worker, and for all its lives."""
+    return worker.prefills, worker.worker
+
+
+def may_compute_for(prefill: WorkerLoad, decode: WorkerLoad) -> bool:
+    """Whether a prompt of this decode actor may go to that prefill actor.
+
+    A lease waits until its prefill worker has room, and where one pool serves both roles that room may be leased, and wait in its turn.
+    So between two workers leases wait one way only: the higher in rank computes for the lower.
+    """
+    return prefill.worker == decode.worker or rank(prefill) > rank(decode)
 
 
 def serving(workers: Iterable[WorkerLoad]) -> list[WorkerLoad]:

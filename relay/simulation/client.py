@@ -7,6 +7,7 @@ import trio
 from relay.actors.decode import DecodeActor
 from relay.clock import now_ns
 from relay.errors import StreamLost
+from relay.messages import Address
 from relay.simulation.connection import Connection, Held
 from relay.simulation.scenario import Visit
 from relay.simulation.violation import Violation
@@ -76,6 +77,8 @@ class Client:
             self.lost_because = "no gateway"
             return None
         connection = Connection(self._world, life, self.name, self.visit, deadline_ns)
+        last = self.connections[-1]  # it may not have ended yet; and what comes to a worker that was asked already is not found
+        placed = last.placed if last.ended_s else last.places()
         held: Held = {}
         for worker in self._world.supervisor.lives():
             await trio.sleep(0.001 * self._draw.random())
@@ -90,7 +93,7 @@ class Client:
             return await self._resume(deadline_ns)
         missing = [flight.request_id for flight in connection.flights if flight.request_id not in held]
         if missing:
-            self._must_be_lost(missing)
+            self._must_be_lost(missing, placed)
             self.lost_because = f"{', '.join(missing)} not there any more"
             connection.outcome, connection.error = "failed", StreamLost(self.lost_because)
             return None
@@ -98,7 +101,7 @@ class Client:
         life.spawn(lambda: connection.take_over(held))
         return connection
 
-    def _must_be_lost(self, missing: list[str]) -> None:
+    def _must_be_lost(self, missing: list[str], placed: dict[str, Address]) -> None:
         """What was placed is there for the grace time, if its decode worker is. A choice may have ended long before its connection, which
         reads slowly or waits for others."""
         last, now = self.connections[-1], trio.current_time()
@@ -109,5 +112,5 @@ class Client:
                 flights = [flight for each in self.connections for flight in each.flights if flight.request_id == request_id]
                 spoke_ns = [flight.token_ns[-1] for flight in flights if flight.token_ns]
                 ended_early = spoke_ns and now_ns() - max(spoke_ns) > 1e9 * grace_s
-                if last.placed.get(request_id) in alive and not ended_early:
-                    raise Violation("stream lost", f"{request_id} was placed at {last.placed[request_id]} and cannot be resumed")
+                if placed.get(request_id) in alive and not ended_early:
+                    raise Violation("stream lost", f"{request_id} was placed at {placed[request_id]} and cannot be resumed")

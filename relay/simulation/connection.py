@@ -41,6 +41,10 @@ class Connection:
         self.ended_s = 0.0
         self.done = trio.Event()
 
+    def places(self) -> dict[str, Address]:
+        """Where its flights are now."""
+        return {flight.request_id: flight.decode for flight in self.flights if flight.decode is not None}
+
     async def submit(self) -> None:
         await self._serve(self._gateway.submit)
 
@@ -63,7 +67,7 @@ class Connection:
                 outcome = "left"
         finally:
             self.ended_s = trio.current_time()
-            self.placed = {flight.request_id: flight.decode for flight in self.flights if flight.decode is not None}
+            self.placed = self.places()
             if not self.life.dead:
                 for flight in self.flights:
                     self._close(flight, gone=outcome == "left" or isinstance(self.error, StreamLost))

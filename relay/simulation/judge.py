@@ -122,8 +122,8 @@ def _of_node(world: "World", life: Life) -> Iterator[Problem]:
     for router in world.supervisor.lives():
         for actor in router.actors.values():
             if isinstance(actor, RouterActor) and life.compute is not None:
-                index = actor._caches.get(life.name)
-                if index is None:
+                epoch, index = actor._caches.get(life.name, (0, None))
+                if index is None or epoch != life.node.epoch:
                     yield "cache index", f"{router} has none of {life}"
                     continue
                 untold = life.book._changes

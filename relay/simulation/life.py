@@ -89,12 +89,20 @@ class Life:
         self.compute = SimulatedCompute(self, self.engine, runner)
         self.host = EngineHost(self.engine, max_running=scenario.max_running, compute=self.compute)
         self.pools = simulated_pools(self.memory, self.addresses)
+        prefills = any(name.startswith("prefill/") and not reserve for name, reserve in self.plan.actors.items())
         for name, reserve in self.plan.actors.items():
             if name.startswith("prefill/"):
                 self.actors[name] = PrefillActor(self.host, self.book, self.memory, self.pools, self.name, MODEL, reserve=reserve)
             else:
                 self.actors[name] = DecodeActor(
-                    self.host, self.book, self.memory, self.name, MODEL, reserve=reserve, grace_s=scenario.pace.grace_s
+                    self.host,
+                    self.book,
+                    self.memory,
+                    self.name,
+                    MODEL,
+                    reserve=reserve,
+                    prefills=prefills,
+                    grace_s=scenario.pace.grace_s,
                 )
 
     async def live(self) -> None:

@@ -226,6 +226,13 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "the cache index hears of coming and going in any order": (
         (_BOOK, "        self._changes[key] = False\n", "        self._changes.setdefault(key, False)\n"),
     ),
+    "news of a cache that died with its worker is believed": (
+        (_ROUTER, "                if cache is not None and epoch == message.epoch:", "                if cache is not None:"),
+    ),
+    "two pools wait for each other's leases": (
+        ("relay.policy.placement", "return prefill.worker == decode.worker or rank(prefill) > rank(decode)", "return True"),
+    ),
+    "a dead router's Expect is taken for its successor's": ((_DECODE, "message.router.epoch < self._router.epoch:", "False:"),),
     # --- the engine's line
     "an engine that waits for memory is not nudged": ((_DECODE, "        self._host.nudge()\n", ""),),
     "who lacks memory holds up those who have theirs": (
@@ -241,6 +248,13 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "announced blocks are not withdrawn": ((_ENGINE, "                    self._withdraw(dropped)\n", ""),),
     # --- resumable streams
+    "who lost a stream to another gateway is not told": (
+        (
+            _DECODE,
+            "            if newest < admit.attempt:\n                self._displace(other, _RESUMED, lost=True)\n",
+            "            if False:\n                pass\n",
+        ),
+    ),
     "a superseded connection ends its successor's flight": (
         (
             _GATEWAY,
@@ -278,6 +292,9 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "credits of another worker's mail are not given back": (
         (_NODE, "            if 2 * self._owed[origin, address] >= self._window:", "            if False:"),
+    ),
+    "the router's word of a death comes without the suspects": (
+        (_ROUTER, "                suspect = key[0] in message.suspects\n", "                suspect = False\n"),
     ),
     "who died in a step is not suspected": (
         (_NODE, "            self._forget(address, reason, suspects, lone)\n", "            self._forget(address, reason)\n"),

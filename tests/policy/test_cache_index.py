@@ -25,14 +25,14 @@ def test_a_workers_news_keep_the_index_true() -> None:
     assert blocks is not None
     for i, block in enumerate(blocks):
         book.publish(block, KEYS[i], tuple(TOKENS[16 * i : 16 * i + 16]))
-    changes = news("w", book)
+    changes = news("w", 1, book)
     assert changes is not None
     index.change(changes.added, changes.removed)
     assert index.n_blocks(KEYS) == 3
-    assert news("w", book) is None
+    assert news("w", 1, book) is None
     book.free(blocks)
     book.allocate(1)  # evicts the end of the prefix
-    changes = news("w", book)
+    changes = news("w", 1, book)
     assert changes is not None
     index.change(changes.added, changes.removed)
     assert index.n_blocks(KEYS) == 2
@@ -44,4 +44,4 @@ def test_a_snapshot_says_all_and_what_was_pending_is_not_said_twice() -> None:
     assert blocks is not None
     book.publish(blocks[0], KEYS[0], tuple(TOKENS[:16]))
     assert CacheIndex(hints(book.published_keys())).n_blocks(KEYS) == 1
-    assert news("w", book) is None
+    assert news("w", 1, book) is None
