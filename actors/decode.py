@@ -208,10 +208,10 @@ class DecodeActor:
         newest = self._attempts.get(admit.request_id, 0)
         other = self._entries[admit.request_id, newest] if newest else None
         if other is not None and other.gateway not in (None, admit.gateway):  # two gateways each hold a connection to one resumable stream
-            if newest < admit.attempt:
-                self._displace(other, _RESUMED, lost=True)
-            else:
+            if newest > admit.attempt:
                 self._context.post(admit.gateway, Displaced(request_id=key[0], attempt=key[1], reason=_RESUMED, lost=True))
+            elif other.state in ("leased", "running"):
+                self._displace(other, _RESUMED, lost=True)
         if key in self._tombstones or newest > admit.attempt or (admit.deadline_ns and admit.deadline_ns < received):
             self._leave(message.router, key, 0, finished=False)
             return

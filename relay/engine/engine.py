@@ -216,7 +216,7 @@ class Engine:
         chunks = plan_chunks(
             (len(sequence.tokens) - sequence.n_computed for sequence in ready),
             len(parts),
-            0 if self._first == "decode" and parts else self._clock.budget_rows(),
+            0 if self._first == "decode" and parts else self._clock.budget_rows(ready[0].n_computed if ready else 0),
             self._runner.tile_rows,
             self._max_chunk_tokens,
         )
@@ -251,7 +251,7 @@ class Engine:
         for sequence in self._waiting.values():
             if sequence.lone and self._find_blocks(sequence) and self._catch_up(sequence):
                 n_left = len(sequence.tokens) - sequence.n_computed
-                n_rows = min(n_left, self._clock.budget_rows(), self._max_chunk_tokens)
+                n_rows = min(n_left, self._clock.budget_rows(sequence.n_computed), self._max_chunk_tokens)
                 return [_Part(sequence, n_rows, n_rows == n_left)]
         return []
 
@@ -352,9 +352,10 @@ class Engine:
         if self._board is not None:
             self._board.end()
         n_rows = len(batch.tokens)
-        self._clock.ran(n_rows, (computed - started) / 1e6)
+        n_kv_tokens = int(batch.positions.sum()) + n_rows
+        self._clock.ran(n_rows, n_kv_tokens, (computed - started) / 1e6)
         report.push_ns = result.push_ns
-        floor = started + self._floor_ns(n_rows, int(batch.positions.sum()) + n_rows)
+        floor = started + self._floor_ns(n_rows, n_kv_tokens)
         self._advance(step.parts, result, step.scored, report, started, floor, computed)
         report.ended_ns = now_ns()
 
@@ -452,7 +453,7 @@ class Engine:
             (Span.KV_PUSH, computed),
             (Span.PREFILL_HOST, ended),
         )
-        report.trail = self._decode_trail(report, started, floor, computed, ended)
+        report.trail = self._decode_trail(report, parts, started, floor, computed, ended)
         for part in parts:
             if part.sequence.preempted:
                 part.sequence.trail.append((Span.DECODE_PREEMPTED, ended))
@@ -468,12 +469,13 @@ class Engine:
                 self.on_logits(sequence, len(sequence.tokens), result.logits[row])
             self._got(sequence, result.ids[row], result, row, report)
 
-    def _decode_trail(self, report: StepReport, started: int, floor: int, computed: int, ended: int) -> Trail:
+    def _decode_trail(self, report: StepReport, parts: list[_Part], started: int, floor: int, computed: int, ended: int) -> Trail:
         if report.n_decode_rows == 0:
             return ()
         alone = computed
         if report.n_prefill_tokens:
-            alone = min(computed, started + int(1e6 * self._clock.predict_ms(report.n_decode_rows)))
+            n_kv_tokens = sum(len(part.sequence.tokens) for part in parts if part.sequence.id in self._running)
+            alone = min(computed, started + int(1e6 * self._clock.predict_ms(report.n_decode_rows, n_kv_tokens)))
         return (
             (Span.DECODE_HOST, started),
             (Span.DECODE_FLOOR, min(floor, alone)),

@@ -15,7 +15,7 @@ from relay.engine.runner import Batch, Runner
 from relay.kv.book import BlockBook
 from relay.policy.batching import StepClock
 
-MANY_ROWS = 32
+MANY_ROWS, FAR_TOKENS = 32, 1024
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,16 @@ class Compute:
 def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard, measured: Measured) -> EngineHost:
     """An engine that has computed, so that its first request finds everything warm."""
     runner = compute.runner
-    runner.step(_prompt(runner, 1))
+    runner.step(_prompt(runner, 1, 0))
     few = measured.value("few_rows_ms", lambda: step_ms(runner, 1))
     many = measured.value("many_rows_ms", lambda: step_ms(runner, MANY_ROWS))
+    many_far = measured.value("many_rows_far_ms", lambda: step_ms(runner, MANY_ROWS, _far(runner)))
     tile_ms = max((many - few) / max(1, MANY_ROWS // runner.tile_rows - 1), 1e-3)
+    kv_ms = max(many_far - many, 0.0) / max(1, MANY_ROWS * _far(runner))
     engine = Engine(
         runner,
         book,
-        StepClock(runner.tile_rows, config.max_step_ms, tile_ms, max(few - tile_ms, 0.0)),
+        StepClock(runner.tile_rows, config.max_step_ms, tile_ms, max(few - tile_ms, 0.0), kv_ms),
         max_running=config.max_running,
         max_chunk_tokens=config.max_chunk_tokens,
         floor_ns=compute.floor_ns,
@@ -47,9 +49,14 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
     return EngineHost(engine, max_running=config.max_running, on_thread_start=compute.on_thread_start)
 
 
-def step_ms(runner: Runner, n_rows: int) -> float:
-    """Milliseconds of a prompt's step, at best."""
-    batch = _prompt(runner, n_rows)
+def _far(runner: Runner) -> int:
+    """How far into a prompt the cost of attention is measured, in tokens; 0 where the pool is too small for it to matter."""
+    return FAR_TOKENS if runner.layout.n_blocks * runner.layout.block_tokens >= 2 * FAR_TOKENS else 0
+
+
+def step_ms(runner: Runner, n_rows: int, n_before: int = 0) -> float:
+    """Milliseconds of a prompt's step behind `n_before` tokens, at best."""
+    batch = _prompt(runner, n_rows, n_before)
     times = []
     for _ in range(3):
         started = time.perf_counter()
@@ -58,15 +65,15 @@ def step_ms(runner: Runner, n_rows: int) -> float:
     return min(times)
 
 
-def _prompt(runner: Runner, n_rows: int) -> Batch:
+def _prompt(runner: Runner, n_rows: int, n_before: int) -> Batch:
     """A step of one prompt, at most as long as the pool. Nobody holds a block yet."""
     size = runner.layout.block_tokens
-    n_rows = min(n_rows, runner.layout.n_blocks * size)
+    n_rows = min(n_rows, runner.layout.n_blocks * size - n_before)
     return Batch(
         np.zeros(n_rows, dtype=np.int32),
-        np.arange(n_rows, dtype=np.int32),
+        np.arange(n_before, n_before + n_rows, dtype=np.int32),
         np.zeros(n_rows, dtype=np.int32),
-        np.arange(-(-n_rows // size), dtype=np.int32)[None],
+        np.arange(-(-(n_before + n_rows) // size), dtype=np.int32)[None],
         np.empty(0, dtype=np.int32),
         (),
     )

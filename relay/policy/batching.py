@@ -4,6 +4,7 @@ Prompts are taken first come, first served, in chunks; several may share a step,
 waiting, a step has room for some rows of prompt at least, so that a full decode batch cannot starve it.
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -51,30 +52,34 @@ class _Anchor:
 class StepClock:
     """What steps cost on this machine, learnt as it runs: a line through the usual small step and the usual large one.
 
-    A step of few rows waits for the weights, whatever their number; one of many computes. So there is a part for any step, and one a tile.
+    A step of few rows waits for the weights, whatever their number; one of many computes. So there is a part for any step, and one a tile;
+    and one for attention, `kv_ms` for each pair of a row and a token that it looks back at, which is as measured at the start.
     """
 
-    def __init__(self, tile_rows: int, max_step_ms: float, tile_ms: float, fixed_ms: float = 0.0) -> None:
-        self._tile_rows, self._max_step_ms = tile_rows, max_step_ms
+    def __init__(self, tile_rows: int, max_step_ms: float, tile_ms: float, fixed_ms: float = 0.0, kv_ms: float = 0.0) -> None:
+        self._tile_rows, self._max_step_ms, self._kv_ms = tile_rows, max_step_ms, kv_ms
         many = self.tiles(2 * FEW_ROWS)
         self._few, self._many = _Anchor(1, fixed_ms + tile_ms), _Anchor(many, fixed_ms + tile_ms * many)
 
-    def ran(self, n_rows: int, ms: float) -> None:
-        """A step of `n_rows` took `ms`."""
-        (self._few if n_rows <= FEW_ROWS else self._many).saw(self.tiles(n_rows), ms)
+    def ran(self, n_rows: int, n_kv_tokens: int, ms: float) -> None:
+        """A step of `n_rows` that looked at `n_kv_tokens`, summed over rows, took `ms`."""
+        (self._few if n_rows <= FEW_ROWS else self._many).saw(self.tiles(n_rows), max(ms - self._kv_ms * n_kv_tokens, 0.1 * ms))
 
     def tiles(self, n_rows: int) -> int:
         return max(1, -(-n_rows // self._tile_rows))
 
-    def predict_ms(self, n_rows: int) -> float:
+    def predict_ms(self, n_rows: int, n_kv_tokens: int) -> float:
         fixed_ms, tile_ms = self._line()
-        return fixed_ms + tile_ms * self.tiles(n_rows) if n_rows else 0.0
+        return fixed_ms + tile_ms * self.tiles(n_rows) + self._kv_ms * n_kv_tokens if n_rows else 0.0
 
-    def budget_rows(self) -> int:
-        """Rows that fit into `max_step_ms`, sixteen and a tile at least."""
+    def budget_rows(self, n_before: int = 0) -> int:
+        """Rows behind `n_before` tokens that fit into `max_step_ms`, sixteen and a tile at least."""
         fixed_ms, tile_ms = self._line()
-        tiles = max(1, int((self._max_step_ms - fixed_ms) / tile_ms))
-        return max(tiles * self._tile_rows, LEAST_BUDGET_ROWS)
+        # t tiles of r rows cost t (tile + r n kv) + (t r)^2 / 2 kv
+        linear, square = tile_ms + self._tile_rows * n_before * self._kv_ms, self._tile_rows**2 * self._kv_ms / 2
+        left_ms = max(self._max_step_ms - fixed_ms, 0.0)
+        tiles = int(2 * left_ms / (linear + math.sqrt(linear**2 + 4 * square * left_ms)))
+        return max(max(tiles, 1) * self._tile_rows, LEAST_BUDGET_ROWS)
 
     def _line(self) -> tuple[float, float]:
         few, many = self._few, self._many

@@ -249,11 +249,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "announced blocks are not withdrawn": ((_ENGINE, "                    self._withdraw(dropped)\n", ""),),
     # --- resumable streams
     "who lost a stream to another gateway is not told": (
-        (
-            _DECODE,
-            "            if newest < admit.attempt:\n                self._displace(other, _RESUMED, lost=True)\n",
-            "            if False:\n                pass\n",
-        ),
+        (_DECODE, '            elif other.state in ("leased", "running"):\n', "            elif False:\n"),
     ),
     "a superseded connection ends its successor's flight": (
         (

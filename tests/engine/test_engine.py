@@ -41,7 +41,7 @@ class Worker:
             floor_ns=lambda n_rows, n_kv_tokens: 0,
             first=first,
         )
-        self.engine._clock.ran = lambda n_rows, ms: None  # type: ignore[method-assign]
+        self.engine._clock.ran = lambda n_rows, n_kv_tokens, ms: None  # type: ignore[method-assign]
         self.got: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
         self.n_preempted = 0

@@ -70,7 +70,7 @@ class Worker:
         poison(runner.memory)
         self.book = BlockBook(runner.layout.n_blocks)
         clock = StepClock(16, budget_rows / 16, 1.0)
-        clock.ran = lambda n_rows, ms: None  # type: ignore[method-assign]
+        clock.ran = lambda n_rows, n_kv_tokens, ms: None  # type: ignore[method-assign]
         self.clock = clock
         self.engine = Engine(runner, self.book, clock, max_running=64, max_chunk_tokens=max_chunk, floor_ns=lambda rows, kv: 0)
         self.engine.on_logits = self._on_logits
@@ -79,7 +79,7 @@ class Worker:
 
     def set_pace(self, budget_rows: int, max_chunk: int) -> None:
         """Another chunking from now on."""
-        self.clock.budget_rows = lambda: budget_rows  # type: ignore[method-assign]
+        self.clock.budget_rows = lambda n_before=0: budget_rows  # type: ignore[method-assign]
         self.engine._max_chunk_tokens = max_chunk
 
     def _on_logits(self, sequence: Sequence, position: int, logits: Any) -> None:

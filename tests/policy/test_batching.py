@@ -28,10 +28,10 @@ def test_the_clock_sizes_steps_by_what_tiles_cost() -> None:
     clock = StepClock(16, 50.0, 10.0)
     assert clock.budget_rows() == 80
     for _ in range(200):
-        clock.ran(10, 25.0)
-        clock.ran(32, 50.0)
+        clock.ran(10, 0, 25.0)
+        clock.ran(32, 0, 50.0)
     assert clock.budget_rows() == 32
-    assert round(clock.predict_ms(17)) == 50
+    assert round(clock.predict_ms(17, 0)) == 50
     assert StepClock(16, 50.0, 400.0).budget_rows() == 16
 
 
@@ -39,12 +39,28 @@ def test_what_a_step_costs_whatever_its_rows_is_learnt_apart() -> None:
     """Decode waits for the weights: 4 ms for one row, and 0.5 ms for each of many."""
     clock = StepClock(1, 50.0, 1.0, 1.0)
     for _ in range(300):
-        clock.ran(1, 4.5)
-        clock.ran(90, 49.0)
-    assert round(clock.predict_ms(1), 1) == 4.5
-    assert round(clock.predict_ms(90)) == 49
+        clock.ran(1, 0, 4.5)
+        clock.ran(90, 0, 49.0)
+    assert round(clock.predict_ms(1, 0), 1) == 4.5
+    assert round(clock.predict_ms(90, 0)) == 49
     assert 80 <= clock.budget_rows() <= 95
 
 
 def test_without_tiles_a_full_decode_batch_still_leaves_prompts_some_rows() -> None:
     assert plan_chunks([100], 64, 60, 1, 512) == [(0, 8)]
+
+
+def test_the_further_into_a_prompt_the_smaller_its_chunks() -> None:
+    """Attention looks back at everything before it, and a step that ignored that would be as much longer than it was asked to be."""
+    clock = StepClock(16, 50.0, 5.0, 0.0, kv_ms=0.001)
+
+    def costs(n_before: int) -> float:
+        n_rows = clock.budget_rows(n_before)
+        return clock.predict_ms(n_rows, sum(range(n_before + 1, n_before + n_rows + 1)))
+
+    assert clock.budget_rows(0) > clock.budget_rows(500) > clock.budget_rows(2000) >= 16
+    assert 40 < costs(0) < 52
+    assert 30 < costs(500) < 52
+    for _ in range(300):
+        clock.ran(32, 32 * 500, 2 * 5.0 + 32 * 500 * 0.001)  # its own part is known, and changes nothing of the others'
+    assert clock.budget_rows(0) > 100

@@ -1,7 +1,7 @@
 """Where attempts go."""
 
 from relay.messages import Address
-from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, weigh_decode, weigh_prefill
+from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, may_compute_for, weigh_decode, weigh_prefill
 
 
 def load(name: str, *amounts: int, n_blocks: int = 100, max_running: int = 4) -> WorkerLoad:
@@ -82,3 +82,20 @@ def test_answer_lengths_are_learnt() -> None:
     for n in range(100):
         lengths.saw(n)
     assert 80 <= lengths.p90() <= 95
+
+
+def test_between_two_pools_of_both_roles_prompts_go_one_way() -> None:
+    """Else each may be leased out to prompts that wait for room in the other."""
+    first, second = load("both-0"), load("both-1")
+    for worker in (first, second):
+        worker.prefills = True
+    assert may_compute_for(second, first)
+    assert not may_compute_for(first, second)
+    assert may_compute_for(first, first)
+
+
+def test_a_worker_whose_role_it_is_computes_for_all_who_do_so_only_in_need() -> None:
+    prefill, decode = load("a-prefill"), load("z-decode")
+    prefill.prefills = True
+    assert may_compute_for(prefill, decode)
+    assert not may_compute_for(decode, prefill)
