@@ -138,7 +138,7 @@ class Life:
 
     def pause(self) -> None:
         """The whole process. Faults may overlap, so it is counted."""
-        if self._stops == 0:
+        if self._stops == 0 and not self.dead:  # nobody waits for the dead
             self._go = trio.Event()
         self._stops += 1
 
