@@ -272,6 +272,7 @@ class RouterActor:
         if place is not None and place.decode == message.address:
             self._forget(key)
         if message.address in self._decode:
+            self._decode[message.address].leave(key)  # two may have held it for a while, and said so to a new router
             self._decode[message.address].withheld = 0
         if message.finished:
             self._lengths.saw(message.n_generated)
