@@ -165,10 +165,10 @@ def random_schedule(seed: int, pairs: list[tuple[Worker, Worker]], right: list[O
     for worker in (prefill, decode):
         worker.outcomes.clear()
         worker.set_pace(draw.choice((16, 32, 64, 512)), draw.choice((5, 16, 23, 64, 512)))
-    longest = draw.choice((17, 33, 33, 65, 65, 65, 129)) if draw.random() < 0.97 else 300
+    longest = draw.choice((2, 17, 17, 33, 33, 65)) if draw.random() < 0.98 else draw.choice((129, 300))
     short = [i for i, case in enumerate(every) if len(case.prompt) <= longest]
     chosen = draw.sample(short, draw.randint(1, min(4, len(short))))
-    n_new, salt = draw.randint(1, N_NEW), draw.choice(("", "", str(seed)))
+    n_new, salt = draw.choice((1, 1, 2, 2, 3, N_NEW)), draw.choice(("", "", str(seed)))
     numbered = {i: every[i] for i in chosen}
     held = None
     if draw.random() < 0.3:  # little room: preemption, and prompts that wait
