@@ -469,11 +469,11 @@ class DecodeActor:
                 self._wake_outbox.set()
 
     def _frame(self, rows: list[tuple[Row, Trail]]) -> Tokens:
-        trails = [trail for _, trail in rows]
+        trails, source, exact = [trail for _, trail in rows], self._context.address, self._host.exact
         if trails.count(trails[0]) == len(trails):
-            return Tokens(source=self._context.address, rows=tuple(row for row, _ in rows), trail=trails[0])
+            return Tokens(source=source, rows=tuple(row for row, _ in rows), trail=trails[0], exact=exact)
         merged = tuple(_with_trail(row, row.trail + trail) for row, trail in rows)
-        return Tokens(source=self._context.address, rows=merged)
+        return Tokens(source=source, rows=merged, exact=exact)
 
     async def _send_late(self) -> None:
         """Rows that found no credit go as soon as there is some; one task per gateway, or two frames would overtake each other."""

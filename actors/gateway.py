@@ -97,6 +97,7 @@ class Flight:
     decode: Address | None = None
     dead: tuple[Address, ...] = ()
     decisions: list[Decision] = field(default_factory=list)  # of each attempt that was placed
+    exact: bool = True  # whoever computed its tokens gives the same bits in any batch
     token_ns: list[int] = field(default_factory=list)  # when each token came, for inter-token latency
 
     @property
@@ -243,6 +244,7 @@ class GatewayActor:
                 if not message.source.actor.startswith("prefill/"):
                     self._refuse_mail(message.source, row.request_id, row.attempt)
                 continue
+            flight.exact &= message.exact
             ledger = flight.ledger
             ledger.fold(row.trail)
             ledger.fold(message.trail)

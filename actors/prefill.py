@@ -174,7 +174,8 @@ class PrefillActor:
             n_cached=min(sequence.n_cached, sequence.n_prompt),
             prompt_logprobs=tuple(sequence.scores),
         )
-        self._context.post(job.message.gateway, Tokens(source=self._context.address, rows=(row,)))
+        first = Tokens(source=self._context.address, rows=(row,), exact=self._host.exact)
+        self._context.post(job.message.gateway, first)
         self._context.post(
             job.message.decode,
             Prefilled(request_id=sequence.request_id, attempt=sequence.attempt, first=row, checksums=sequence.pushed_checksums()),

@@ -8,15 +8,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
-from relay.errors import KernelsUnavailable
+from relay.errors import ConfigError, KernelsUnavailable
 
 ORDER: Final = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi counts
 _INSTALL: Final = "pip install 'relayserve-pd[cuda]' installs it"
 _WITHIN_S: Final = 60.0
+_ALLOCATOR_SETTINGS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,18 @@ def find_gpus() -> tuple[Gpu, ...]:
     if isinstance(found, str):
         raise KernelsUnavailable(found)
     return found
+
+
+def refuse_expandable_segments(environment: Mapping[str, str]) -> None:
+    """torch's expandable segments are made of memory that IPC handles cannot name. Raises ConfigError, naming the variable."""
+    for name in _ALLOCATOR_SETTINGS:
+        for setting in environment.get(name, "").split(","):
+            key, _, value = setting.partition(":")
+            if key.strip() == "expandable_segments" and value.strip().lower() == "true":
+                raise ConfigError(
+                    f"the environment variable {name} is `{environment[name]}`: torch's expandable segments break memory handles between "
+                    "processes; take expandable_segments out of it"
+                )
 
 
 def _ask() -> tuple[Gpu, ...] | str:

@@ -9,7 +9,7 @@ the maker's death or `free` it opens no more, and what is still mapped is garbag
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from relay.errors import KernelsUnavailable
+from relay.kernels.cuda_devices import refuse_expandable_segments
 from relay.kernels.cuda_library import CUDA, Device, load_cupy
 
 HANDLE_BYTES: Final = 64
 _GRANULE: Final = 2 << 20  # of device memory
-_ALLOCATOR_SETTINGS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class Graph(Protocol):
@@ -84,15 +84,6 @@ class Runtime(Protocol):
         ...
 
 
-def refuse_expandable_segments(environment: Mapping[str, str]) -> None:
-    """torch's expandable segments are made of memory that IPC handles cannot name. Raises KernelsUnavailable."""
-    for name in _ALLOCATOR_SETTINGS:
-        for setting in environment.get(name, "").split(","):
-            key, _, value = setting.partition(":")
-            if key.strip() == "expandable_segments" and value.strip().lower() == "true":
-                raise KernelsUnavailable(f"{name} asks for expandable_segments, which break memory handles between processes; take it out")
-
-
 class _Array:
     """Memory as torch and CuPy pass it to each other."""
 
@@ -107,7 +98,7 @@ class _Array:
 
 
 class CudaRuntime:
-    """One GPU. Raises KernelsUnavailable where it cannot be had."""
+    """One GPU. Raises KernelsUnavailable where it cannot be had, ConfigError for settings of torch that it cannot be had with."""
 
     on: Device = CUDA
 

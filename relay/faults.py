@@ -7,7 +7,7 @@ alone, as a tap on the messages that actors take and as a runner around the real
 import os
 import signal
 import threading
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 import structlog
@@ -26,12 +26,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """`action` strikes `worker` when `point` has been reached `after` times from now.
 
     point: `message:TYPE` when an actor takes such a message; `step` when a step begins, `layer` some milliseconds into it; `now`. action:
-    kill (SIGKILL), stop (SIGSTOP), cut (all links, for `seconds`), corrupt (one bit of what the next step pushes).
+    kill (SIGKILL), stop (SIGSTOP), cut (all links, for `seconds`), corrupt (one bit of what the next step pushes); of an emulated device:
+    lose (it, for good), exhaust (its memory, once).
     """
 
     worker: str
     point: str
-    action: Literal["kill", "stop", "cut", "corrupt"]
+    action: Literal["kill", "stop", "cut", "corrupt", "lose", "exhaust"]
     after: int = 1
     seconds: float = 1.0
 
@@ -39,11 +40,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 FAULT = msgspec.json.Decoder(Fault)
 
 
+class FaultyDevice(Protocol):
+    """A device that can be told to fail."""
+
+    def lose(self) -> None: ...
+    def exhaust(self) -> None: ...
+
+
 class Faults:
-    """The armed faults of one worker."""
+    """The armed faults of one worker. `device`: what it computes on, if that can be told to fail."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self.device: FaultyDevice | None = None
         self._armed: list[tuple[Fault, list[int]]] = []
         self.corrupt_next = False
         host.node.on_taken = self._on_taken
@@ -59,8 +68,8 @@ class Faults:
         return answer
 
     def arm(self, fault: Fault) -> bool:
-        """Whether it is for this worker."""
-        if fault.worker != self._host.start.worker:
+        """Whether it is for this worker, and can strike here."""
+        if fault.worker != self._host.start.worker or (fault.action in ("lose", "exhaust") and self.device is None):
             return False
         log.warning("fault armed", **msgspec.structs.asdict(fault))
         if fault.point == "now":
@@ -94,6 +103,12 @@ class Faults:
                 self._host.cut_links(fault.seconds)
             case "corrupt":
                 self.corrupt_next = True
+            case "lose":
+                assert self.device is not None
+                self.device.lose()
+            case "exhaust":
+                assert self.device is not None
+                self.device.exhaust()
 
 
 class FaultyRunner:

@@ -304,12 +304,13 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Decode to gateway, one frame a step with all requests' rows; prefill to gateway, the first token of one request.
 
-    `trail` is of the step and applies to every row.
+    `trail` is of the step and applies to every row. `exact`: the source's bits don't depend on what shares a batch (`engine.exact`).
     """
 
     source: Address
     rows: tuple[Row, ...]
     trail: Trail = ()
+    exact: bool = True
 
 
 class Prefilled(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -21,7 +21,7 @@ import trio
 from relay.config import Config, split_bind
 from relay.engine.board import BOARD_BYTES, read_board
 from relay.errors import ConfigError, KernelsUnavailable, StartError
-from relay.kernels.cuda_devices import Gpu, find_gpus
+from relay.kernels.cuda_devices import Gpu, find_gpus, refuse_expandable_segments
 from relay.kv.memory import create
 from relay.model.source import Progress, resolve
 from relay.plan import Plan, PlannedWorker, make_plan
@@ -120,6 +120,8 @@ def prepare(config: Config, progress: Progress, say: Callable[[str], None] = lam
     """Fetch the model and pack its weights (unless `only_plan`), which compiles the kernels the first time; `say` is told of what may take
     a while. Raises StartError."""
     gpus_here: tuple[Gpu, ...] = ()
+    if config.device != "cpu":
+        refuse_expandable_segments(os.environ)  # which the workers inherit
     if config.device == "cuda" and not only_plan:
         gpus_here = _require_gpus(config)
     elif config.device == "cuda":

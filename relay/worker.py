@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from relay.runtime.node import Context
 if TYPE_CHECKING:
     from relay.engine.measured import Measured
     from relay.engine.start import Compute
-    from relay.faults import Faults
+    from relay.faults import Faults, FaultyDevice
     from relay.kv.memory import KVMemory
     from relay.kv.pools import Map
 
@@ -192,14 +193,16 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     worker, epoch = host.start.worker, host.start.epoch
     measured = Measured(Path(host.start.run_dir) / f"measured-{worker}.json")
     book, metrics = BlockBook(task.layout.n_blocks, caching=task.config.engine.prefix_cache), EngineMetrics()
-    loaded = _on_device(task, epoch, measured, laps) if task.runner == "cuda" else _on_cpu(task, fds, host, measured, laps)
-    compute, memory = loaded.compute, loaded.compute.runner.memory
-    if faults is not None:
-        from relay.faults import FaultyRunner
+    with _lack_explained(task):
+        loaded = _on_device(task, epoch, measured, laps) if task.runner == "cuda" else _on_cpu(task, fds, host, measured, laps)
+        compute, memory = loaded.compute, loaded.compute.runner.memory
+        if faults is not None:
+            from relay.faults import FaultyRunner
 
-        compute = replace(compute, runner=FaultyRunner(compute.runner, faults, task.config.runtime.poison_token))
-    engine = start_engine(compute, task.config.engine, book, StepBoard(fds["board"]), measured)
-    laps.end("warm_up")
+            faults.device = loaded.device
+            compute = replace(compute, runner=FaultyRunner(compute.runner, faults, task.config.runtime.poison_token))
+        engine = start_engine(compute, task.config.engine, book, StepBoard(fds["board"]), measured)
+        laps.end("warm_up")
     engine.subscribe(metrics.on_report)
 
     pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), loaded.map_pool)
@@ -249,11 +252,20 @@ async def _populate_slowly(memory: "KVMemory") -> None:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A runner on its pool, how pools of others are reached from there, and what is left to do beside."""
+    """A runner on its pool, how pools of others are reached from there, and what is left to do beside. `device`: one that can fail."""
 
     compute: "Compute"
     map_pool: "Map"
     background: tuple[Callable[[], Awaitable[None]], ...] = ()
+    device: "FaultyDevice | None" = None
+
+
+def _lack_explained(task: EngineTask) -> AbstractContextManager[None]:
+    if task.runner != "cuda":
+        return nullcontext()
+    from relay.engine.cuda.memory_plan import lack_explained
+
+    return lack_explained()
 
 
 def _on_device(task: EngineTask, epoch: int, measured: "Measured", laps: "Laps") -> _Loaded:
@@ -262,6 +274,7 @@ def _on_device(task: EngineTask, epoch: int, measured: "Measured", laps: "Laps")
     os.environ[ORDER[0]] = ORDER[1]  # before CUDA starts
     from relay.engine.cuda.compute import cuda_compute, device_pools, open_device
     from relay.engine.cuda.pool import DevicePool
+    from relay.kernels.emulator.runtime import EmulatedRuntime
     from relay.model.load import read_spec
     from relay.plan import step_limits
 
@@ -272,7 +285,7 @@ def _on_device(task: EngineTask, epoch: int, measured: "Measured", laps: "Laps")
     limits = step_limits(task.config, read_spec(path), task.layout)
     compute = cuda_compute(path, pool, runtime, limits, measured, exact=task.config.engine.exact)
     laps.end("weights")
-    return _Loaded(compute, device_pools(task.layout, runtime))
+    return _Loaded(compute, device_pools(task.layout, runtime), device=runtime if isinstance(runtime, EmulatedRuntime) else None)
 
 
 def _on_cpu(task: EngineTask, fds: dict[str, int], host: Host, measured: "Measured", laps: "Laps") -> _Loaded:

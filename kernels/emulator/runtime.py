@@ -2,7 +2,8 @@
 
 A graph is a list of launches with the addresses and scalars they had; while one is captured nothing runs. A handle names a memfd by its
 maker's process and inode: who opens it needs the maker alive and its memory not freed, as on a GPU. `free` fills the memory with NaN, so
-that whoever still maps it reads garbage, and the making process itself may not open its handles.
+that whoever still maps it reads garbage, and the making process itself may not open its handles. For chaos tests a device can be lost, or
+out of memory: then what uses it raises, as torch and CuPy do.
 """
 
 import mmap
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from relay.kernels.cuda_compiler import Program
+from relay.kernels.cuda_devices import refuse_expandable_segments
 from relay.kernels.cuda_library import Argument, Device, Grid, Launch
 from relay.kernels.device_runtime import HANDLE_BYTES, Graph, Memory
 from relay.kernels.emulator.device import EmulatedDevice
@@ -27,11 +29,15 @@ _POISON: Final = 0xFF
 assert _HANDLE.size == HANDLE_BYTES
 
 
-class RecordingDevice:
-    """Launches on the emulator; while `recording`, into a list instead."""
+class DeviceLost(RuntimeError):
+    """An emulated device is there no more: whatever is asked of it fails from now on."""
 
-    def __init__(self, programs: Sequence[Program]) -> None:
-        self._device = EmulatedDevice(programs)
+
+class RecordingDevice:
+    """Launches on the emulator; while `recording`, into a list instead. `use` comes before each that runs, and may raise."""
+
+    def __init__(self, programs: Sequence[Program], use: Callable[[], None]) -> None:
+        self._device, self._use = EmulatedDevice(programs), use
         self.recording: list[Callable[[], object]] | None = None
         self.n_launches = 0
 
@@ -44,6 +50,7 @@ class RecordingDevice:
         if self.recording is not None:
             self.recording.append(lambda: self.launch(what, grid, block, fixed, shared))
             return
+        self._use()
         self.n_launches += 1
         self._device.launch(what, grid, block, fixed, shared)
 
@@ -58,14 +65,31 @@ class EmulatedGraph:
 
 
 class EmulatedRuntime:
-    """`programs`: all that may be launched."""
+    """`programs`: all that may be launched. Raises ConfigError where a GPU's would."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
-        self._recorder = RecordingDevice(programs)
+        refuse_expandable_segments(os.environ)
+        self._recorder = RecordingDevice(programs, self._use)
+        self._lost = self._exhausted = False
         self.on: Device = self._recorder
         self.place = torch.device("cpu")
         self._handles: dict[int, bytes] = {}  # by address
         self._mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
+
+    def lose(self) -> None:
+        """From now on every launch, operation, allocation and wait raises DeviceLost, as all raise on a GPU that fell off its bus."""
+        self._lost = True
+
+    def exhaust(self) -> None:
+        """The next launch, operation, allocation or wait raises torch.OutOfMemoryError; those after it go on."""
+        self._exhausted = True
+
+    def _use(self) -> None:
+        if self._lost:
+            raise DeviceLost("CUDA error: the device is lost (emulated)")
+        if self._exhausted:
+            self._exhausted = False
+            raise torch.OutOfMemoryError("CUDA out of memory (emulated)")
 
     def enter_thread(self) -> None:
         torch.set_num_threads(1)
@@ -80,8 +104,9 @@ class EmulatedRuntime:
 
     def call(self, run: Callable[[], object]) -> None:
         if self._recorder.recording is not None:
-            self._recorder.recording.append(run)
+            self._recorder.recording.append(lambda: self.call(run))
         else:
+            self._use()
             run()
 
     def capture(self, run: Callable[[], None]) -> Graph:
@@ -94,12 +119,13 @@ class EmulatedRuntime:
         return EmulatedGraph(nodes)
 
     def finish(self) -> None:
-        pass
+        self._use()
 
     def staging(self, n_bytes: int) -> Tensor:
         return torch.empty(n_bytes, dtype=torch.uint8)
 
     def allocate(self, n_bytes: int) -> Memory:
+        self._use()
         fd = os.memfd_create("relay-emulated", os.MFD_CLOEXEC)
         os.ftruncate(fd, n_bytes)
         base = torch.frombuffer(mmap.mmap(fd, n_bytes), dtype=torch.uint8)

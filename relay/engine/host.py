@@ -24,10 +24,16 @@ class EngineHost:
     """One per worker; both actors of an aggregated worker subscribe, and each takes what is its own from every report."""
 
     def __init__(
-        self, engine: Engine, *, max_running: int, on_thread_start: Callable[[], None] = lambda: None, compute: Compute | None = None
+        self,
+        engine: Engine,
+        *,
+        max_running: int,
+        exact: bool = True,
+        on_thread_start: Callable[[], None] = lambda: None,
+        compute: Compute | None = None,
     ) -> None:
-        """`compute`: None is a compute thread, which runs `on_thread_start` first."""
-        self.max_running = max_running
+        """`exact`: see `relay.messages.Tokens`. `compute`: None is a compute thread, which runs `on_thread_start` first."""
+        self.max_running, self.exact = max_running, exact
         self._engine = engine
         self._ids = itertools.count(1)
         self._subscribers: list[Callable[[StepReport], None]] = []

@@ -54,6 +54,7 @@ class Exchange:
         self.deadline_ns = 0  # on the host's monotonic clock; 0 for none
         self.n_prompt = self.n_generated = self.n_cached = 0
         self.attempts = 0
+        self.exact = True
         self.decisions: list[Decision] = []
         self.finish_reasons: list[str] = []
         self.token_ns: list[list[int]] = []  # of each choice, when its tokens came

@@ -362,6 +362,7 @@ class Endpoint(ABC, Generic[Request]):
         exchange.n_generated = sum(choice.n_tokens for choice in choices)
         exchange.n_cached = sum(choice.flight.n_cached for choice in choices)
         exchange.attempts = max((choice.flight.n_attempts for choice in choices), default=0)
+        exchange.exact = all(choice.flight.exact for choice in choices)
         exchange.decisions = [decision for choice in choices for decision in choice.flight.decisions]
         exchange.finish_reasons = [choice.finish or "" for choice in choices]
         exchange.token_ns = [choice.flight.token_ns for choice in choices]

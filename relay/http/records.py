@@ -29,7 +29,11 @@ class PlacementRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What the route answers. spans: nanoseconds by name, they sum to wall_ns; ttft: the same up to the first byte."""
+    """What the route answers. spans: nanoseconds by name, they sum to wall_ns; ttft: the same up to the first byte.
+
+    exact: false where matrices were multiplied by cuBLAS, whose bits depend on the batch (`engine.exact`): after a recovery the tokens may
+    be others than they would have been.
+    """
 
     request_id: str
     client_request_id: str | None
@@ -42,6 +46,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     completion_tokens: int
     attempts: int
+    exact: bool
     wall_ns: int
     spans: dict[str, int]
     ttft_ns: int | None
@@ -65,6 +70,7 @@ def record(exchange: Exchange) -> Record:
         cached_tokens=exchange.n_cached,
         completion_tokens=exchange.n_generated,
         attempts=exchange.attempts,
+        exact=exchange.exact,
         wall_ns=ledger.wall_ns,
         spans=ledger.spans(),
         ttft_ns=ledger.first_byte_ns - ledger.start_ns if ledger.ttft_slots is not None else None,

@@ -123,9 +123,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "        if first is not None or first is None:\n            sequence, starts",
         ),
     ),
-    "the first token goes to decode only": (
-        (_PREFILL, "        self._context.post(job.message.gateway, Tokens(source=self._context.address, rows=(row,)))\n", ""),
-    ),
+    "the first token goes to decode only": ((_PREFILL, "        self._context.post(job.message.gateway, first)\n", ""),),
     "the first token is sent with every row": ((_DECODE, "        entry.first = None\n        return Row(", "        return Row("),),
     "an attempt begins without the last token": (
         (_GATEWAY, "            tokens=(*flight.prompt, *flight.ids),\n", "            tokens=(*flight.prompt, *flight.ids[:-1]),\n"),

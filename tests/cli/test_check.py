@@ -1,6 +1,7 @@
 """`relay check` explains on any machine what would start; `relay serve` refuses in one line what cannot."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 from relay.cli import cli
 from relay.config import Config, load
 from relay.errors import ConfigError
+from relay.kernels.emulator.runtime import EmulatedRuntime
 from tests.running import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -98,3 +100,26 @@ def test_a_server_without_its_gpu_is_refused_in_one_line(tmp_path: Path) -> None
     assert done.returncode == 1
     assert re.fullmatch(r"relay: the config computes on (GPU 99, and there are \d+|GPUs: ).*; .*device: cpu serves without\n", done.stderr)
     assert "started" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize("device", ["cuda", "emulated"])
+def test_a_device_under_expandable_segments_is_refused_in_one_line(tmp_path: Path, name: str, device: str) -> None:
+    """Before anything is fetched, or the GPU asked for: no handle could name such memory."""
+    config = tmp_path / "device.yaml"
+    config.write_text(f"model: {{source: nowhere, name: m}}\nworkers: [{{name: engine, roles: [prefill, decode], device: {device}}}]\n")
+    setting = "max_split_size_mb:64, expandable_segments:True"
+    command = [sys.executable, "-m", "relay", "serve", str(config), "--bind", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60, env={**os.environ, name: setting})
+    assert done.returncode == 1
+    assert done.stdout.strip() == ""
+    assert done.stderr.startswith(f"relay: the environment variable {name} is `{setting}`: ")
+    assert done.stderr.endswith("take expandable_segments out of it\n")
+
+
+def test_a_runtime_under_expandable_segments_is_refused_and_under_other_settings_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False,max_split_size_mb:64")
+    EmulatedRuntime(())
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    with pytest.raises(ConfigError, match="PYTORCH_ALLOC_CONF is `expandable_segments:True`"):
+        EmulatedRuntime(())

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ def cuda_compute(model_path: Path, memory: DevicePool, runtime: Runtime, limits:
     weights = load_weights(checkpoint, TYPES[layout.dtype], runtime, max_rows=limits.max_rows, max_context=limits.max_context, exact=exact)
     runner = CudaRunner(memory, weights, runtime, limits)
     if runtime.place.type != "cuda":
-        return Compute(runner, lambda n_rows, n_kv_tokens: 0, runtime.enter_thread)  # an emulated device has no least time
+        return Compute(runner, _no_floor, runtime.enter_thread, weights.exact, limits.max_context)
     cost = StepCost(
         weight_bytes=weight_bytes(checkpoint),
         flops_per_row=2 * n_matrix_weights(checkpoint.spec),
@@ -63,7 +64,12 @@ def cuda_compute(model_path: Path, memory: DevicePool, runtime: Runtime, limits:
         bytes_per_s=measured.value("device_bytes_per_s", lambda: _copy_rate(runtime)),
         flops_per_s=measured.value("device_flops_per_s", lambda: _product_rate(runtime)),
     )
-    return Compute(runner, lambda n_rows, n_kv_tokens: cost.floor_ns(roofline, n_rows, n_kv_tokens), runtime.enter_thread)
+    return Compute(runner, partial(cost.floor_ns, roofline), runtime.enter_thread, weights.exact, limits.max_context)
+
+
+def _no_floor(n_rows: int, n_kv_tokens: int) -> int:
+    """An emulated device has no least time."""
+    return 0
 
 
 def _copy_rate(runtime: Runtime) -> float:

@@ -25,9 +25,10 @@ _OUTPUTS: Final = 8  # a matrix has a multiple of them
 
 
 class Matrix(Protocol):
-    """y = x W^T. x: [n_rows, n_in]; out: [n_rows, n_out], of the same type or float32."""
+    """y = x W^T. x: [n_rows, n_in]; out: [n_rows, n_out], of the same type or float32. exact: a row's bits don't depend on n_rows."""
 
     n_out: int
+    exact: bool
 
     def multiply(self, x: Tensor, out: Tensor) -> None: ...
 
@@ -37,16 +38,18 @@ class DenseMatrix:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, runtime: Runtime, *, exact: bool) -> None:
         self.weight, self.n_out = weight, len(weight)
-        self._bias, self._runtime, self._exact = bias, runtime, exact
+        self._bias, self._runtime, self.exact = bias, runtime, exact
 
     def multiply(self, x: Tensor, out: Tensor) -> None:
-        if self._exact:
+        if self.exact:
             matmul(x, self.weight, out, bias=self._bias, on=self._runtime.on)
         else:
             self._runtime.call(lambda: matmul(x, self.weight, out, bias=self._bias, exact=False, on=self._runtime.on))
 
 
 class QuantizedMatrix:
+    exact = True
+
     def __init__(self, packed: Packed, bias: Tensor | None, runtime: Runtime) -> None:
         self.n_out = packed.n_out
         self._packed, self._bias, self._runtime = packed, bias, runtime

@@ -1,5 +1,7 @@
 """What a worker takes of its device's memory, part by part, before anything is allocated. No torch: the root plans with it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Final
 
@@ -7,12 +9,15 @@ import msgspec
 
 from relay.engine.cuda.matrix_types import device_bytes
 from relay.engine.cuda.step_limits import StepLimits
+from relay.errors import ConfigError
 from relay.kv.layout import KVLayout
 from relay.model.checkpoint import Checkpoint
 from relay.model.spec import ModelSpec
 
 ITSELF_BYTES: Final = 1 << 30  # set aside for a process's CUDA context, loaded kernels and graphs
 _SPLIT: Final = 256  # keys of an attention split
+_LACK: Final = ("out of memory", "allocate memory")  # as CUDA, torch and CuPy say it; as Linux does
+_SHOWN: Final = 300
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +51,21 @@ def plan_memory(checkpoint: Checkpoint, layout: KVLayout, limits: StepLimits, *,
         tables=4 * (limits.max_context * spec.head_dim + limits.max_rows * limits.max_blocks(layout.block_tokens)),
         itself=itself,
     )
+
+
+@contextmanager
+def lack_explained() -> Iterator[None]:
+    """Raises ConfigError with what to lower where what is loaded inside finds no memory: others may have taken it since the plan."""
+    try:
+        yield
+    except Exception as error:  # each library has its own
+        if not any(words in str(error).lower() for words in _LACK):
+            raise
+        raise ConfigError(
+            f"the device has no memory left for what this worker takes ({str(error)[:_SHOWN].strip()}); lower engine.kv_memory_mib or "
+            "engine.gpu_memory_share, engine.max_running, engine.max_chunk_tokens or model.max_context, or place fewer workers there: "
+            "`relay check` shows what each part takes"
+        ) from error
 
 
 def weight_bytes(checkpoint: Checkpoint) -> int:

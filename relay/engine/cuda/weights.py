@@ -41,6 +41,12 @@ class DeviceWeights:
     cos: Tensor
     sin: Tensor
 
+    @property
+    def exact(self) -> bool:
+        """Whether no matrix is multiplied by cuBLAS: those that are packed never are."""
+        products = [product for each in self.layers for product in (each.qkv, each.attn_out, each.gate_up, each.down)]
+        return all(matrix.exact for matrix in (self.head, *(part for product in products for part in product.parts)))
+
 
 def load_weights(
     checkpoint: Checkpoint, dtype: torch.dtype, runtime: Runtime, *, max_rows: int, max_context: int, exact: bool = True

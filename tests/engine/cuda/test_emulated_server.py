@@ -1,5 +1,8 @@
 """The whole server on emulated devices: prefill and decode in processes of their own, pools reached by handles; the same ids throughout."""
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from relay.model.load import open_checkpoint
 from relay.model.source import resolve
 from relay.model.weights import unpack
 from tests.engine.cuda.models import device_layout
-from tests.running import RunningServer, running, until
+from tests.running import ROOT, RunningServer, running, until
 
 MODEL = "random:tiny-llama-64"
 CONFIG = """
@@ -63,11 +66,13 @@ def serve(workers: str, folder: Path) -> Iterator[RunningServer]:
 
 
 def ask(server: RunningServer, body: dict[str, Any]) -> dict[str, Any]:
-    """The choice: text, tokens and log probabilities."""
+    """The choice: text, tokens and log probabilities. Its ledger says whether its bits are the same in any batch."""
     answer = server.http.post("/v1/completions", json={"model": "tiny", "max_tokens": N_NEW, "logprobs": 1, **body})
     assert answer.status_code == 200, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     assert len(choice["logprobs"]["tokens"]) == N_NEW
+    record = server.http.get(f"/v1/requests/{answer.headers['x-request-id']}/ledger").json()
+    assert record["exact"] is True
     return choice
 
 
@@ -132,6 +137,40 @@ def test_a_killed_decode_worker_leaves_no_trace(disaggregated: RunningServer, al
     disaggregated.assert_blocks_come_back()
 
 
+@pytest.mark.parametrize(
+    ("worker", "action", "words"),
+    [
+        ("decode-0", "lose", "EngineDied: DeviceLost: CUDA error: the device is lost (emulated)"),
+        ("decode-0", "exhaust", "EngineDied: OutOfMemoryError: CUDA out of memory (emulated)"),
+        ("prefill-0", "exhaust", "EngineDied: OutOfMemoryError: CUDA out of memory (emulated)"),
+    ],
+)
+def test_a_device_that_fails_in_a_step_ends_its_worker_and_the_stream_goes_on(
+    disaggregated: RunningServer, alone: list[dict[str, Any]], worker: str, action: str, words: str
+) -> None:
+    before, log = disaggregated.pids()[worker], len(disaggregated.log())
+    fault = {"worker": worker, "point": "step", "action": action, "after": 4 if worker == "decode-0" else 1}
+    assert disaggregated.http.post("/admin/faults", content=msgspec.json.encode(fault)).status_code == 202
+    assert ask(disaggregated, {**BODIES[2], "cache_salt": f"{worker} {action}"}) == alone[2]
+    until(lambda: disaggregated.pids()[worker] != before, 30, disaggregated.log)
+    assert f"{worker} ended: {words}" in " ".join(disaggregated.log()[log:].split())
+    disaggregated.assert_blocks_come_back(60)
+    assert ask(disaggregated, BODIES[2]) == alone[2]
+
+
+def test_a_device_without_room_at_the_start_is_refused_with_what_to_lower(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.replace("max_chunk_tokens: 64", f"max_chunk_tokens: {10**15}") + AGGREGATED)
+    command = [sys.executable, "-m", "relay", "serve", str(config), "--bind", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=100)
+    assert done.returncode == 1
+    refusal = done.stdout.splitlines()[-1]
+    assert re.match(
+        r"relay: worker engine-0 cannot start: the device has no memory left for what this worker takes \(.*allocate memory", refusal
+    )
+    assert "lower engine.kv_memory_mib or engine.gpu_memory_share, engine.max_running, engine.max_chunk_tokens" in refusal
+
+
 def test_a_bit_that_flips_on_the_way_is_found_and_the_prompt_computed_again(
     disaggregated: RunningServer, alone: list[dict[str, Any]]
 ) -> None:
@@ -145,3 +184,16 @@ def test_an_aggregated_worker_gives_the_same(tmp_path: Path, alone: list[dict[st
     for server in serve(AGGREGATED, tmp_path):
         assert ask_at_once(server, BODIES) == alone
         server.assert_blocks_come_back()
+
+
+@pytest.mark.parametrize(("workers", "n"), [(AGGREGATED, N_NEW), (DISAGGREGATED, 1)], ids=["aggregated", "first token of a prefill worker"])
+def test_a_request_computed_by_cublas_says_so_in_its_ledger(tmp_path: Path, workers: str, n: int) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.replace("max_running: 4", "max_running: 4, exact: false") + workers)
+    with running(config, tmp_path / "run") as server:
+        body = {"model": "tiny", "prompt": prompt(40), "temperature": 0, "max_tokens": n}
+        answer = server.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert server.http.get(f"/v1/requests/{answer.headers['x-request-id']}/ledger").json()["exact"] is False
+        refused = server.http.post("/v1/completions", json={**body, "prompt": ""})
+        assert server.http.get(f"/v1/requests/{refused.headers['x-request-id']}/ledger").json()["exact"] is True  # nothing was computed

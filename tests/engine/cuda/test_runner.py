@@ -9,6 +9,7 @@ import torch
 
 from relay.engine.cuda.decode_graphs import Bucket, DecodeGraphs
 from relay.engine.cuda.runner import CudaRunner
+from relay.engine.cuda.weights import load_weights
 from relay.engine.engine import Add
 from relay.engine.reference_runner import ReferenceRunner
 from relay.engine.runner import Batch, Draw
@@ -107,6 +108,16 @@ def test_torchs_own_products_can_be_asked_for_in_graphs_too() -> None:
     assert want is not None
     assert got is not None
     assert np.linalg.norm(got - want) < 0.04 * np.linalg.norm(want)
+
+
+def test_only_dense_matrices_lose_their_exactness_to_torchs_products() -> None:
+    spec, kinds, formats = ARCHITECTURES["Q8_0 with biases"]
+    dense, packed = checkpoint(), checkpoint(kinds, spec)
+    found = {}
+    for name, source, exact in (("dense", dense, False), ("exact", dense, True), ("packed", packed, False)):
+        weights = load_weights(source, torch.bfloat16, runtime_for(64, formats), max_rows=8, max_context=64, exact=exact)
+        found[name] = weights.exact
+    assert found == {"dense": False, "exact": True, "packed": True}
 
 
 def test_log_probabilities_and_scores_are_the_references() -> None:
