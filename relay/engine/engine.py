@@ -158,7 +158,7 @@ class Engine:
                 pass
 
     def _wait(self, sequence: Sequence) -> None:
-        """Into the line: preempted ones first, then by priority, then by age."""
+        """Into the line: preempted ones first, then by priority, then who has tokens already, then by age."""
         self._waiting[sequence.id] = sequence
         if any(_rank(other) > _rank(sequence) for other in self._waiting.values()):
             self._waiting = dict(sorted(self._waiting.items(), key=lambda item: _rank(item[1])))
@@ -503,6 +503,7 @@ class Engine:
             self._running[sequence.id] = sequence
 
 
-def _rank(sequence: Sequence) -> tuple[bool, int, SequenceId]:
-    """Its place in the line of those that wait."""
-    return not sequence.preempted, sequence.priority, sequence.id
+def _rank(sequence: Sequence) -> tuple[bool, int, bool, int, SequenceId]:
+    """Its place in the line of those that wait. Of those that another worker's death displaced, whose clients see a gap, the shortest first."""
+    recovers = sequence.n_generated > 0 and not sequence.preempted
+    return not sequence.preempted, sequence.priority, not recovers, len(sequence.tokens) if recovers else 0, sequence.id

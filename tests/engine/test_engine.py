@@ -299,6 +299,18 @@ def test_of_higher_priority_comes_first_and_is_preempted_last() -> None:
     assert worker.got[low.id] == expected(prompt_of(30), 30)
 
 
+def test_who_was_displaced_goes_before_new_prompts_and_the_shortest_first() -> None:
+    """Their clients wait in the midst of an answer; shortest first, the median gap is the least."""
+    worker = Worker(n_blocks=64, budget_tiles=1)
+    fresh, long, short = (worker.sequence(prompt_of(n), 8, lazy=True) for n in (20, 90, 40))
+    for displaced in (long, short):
+        displaced.n_prompt -= 4  # its last four are an earlier attempt's
+    worker.step(Add(fresh), Add(long), Add(short))
+    while len(worker.got) < 3:
+        worker.step()
+    assert list(worker.got) == [short.id, long.id, fresh.id]
+
+
 def test_a_running_sequence_gains_a_token_in_each_step_whatever_arrives() -> None:
     """vllm#11067: one long answer among newcomers without end."""
     worker = Worker(n_blocks=200, budget_tiles=2)
