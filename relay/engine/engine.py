@@ -504,6 +504,6 @@ class Engine:
 
 
 def _rank(sequence: Sequence) -> tuple[bool, int, bool, int, SequenceId]:
-    """Its place in the line of those that wait. Of those that another worker's death displaced, whose clients see a gap, the shortest first."""
+    """Its place in the line. Of those that another worker's death displaced, whose clients see a gap, the shortest first."""
     recovers = sequence.n_generated > 0 and not sequence.preempted
     return not sequence.preempted, sequence.priority, not recovers, len(sequence.tokens) if recovers else 0, sequence.id
