@@ -5,7 +5,7 @@
 This and `cuda_devices` alone import CuPy. A program is loaded from its cubin, which is built once and kept (`cuda_compiler.build`); where
 there is no NVRTC package, or none of our architectures suits the device, CuPy's own NVRTC compiles it. A launch goes to torch's current
 stream, allocates nothing and waits for nothing; the first one of a kernel loads it, so it must come before a graph is captured. Under
-capture scalars are baked in; what changes between replays lies in device tensors. One device per process.
+capture scalars are baked in; what changes between replays lies in device tensors. A launch goes to torch's current device.
 """
 
 import functools
@@ -47,11 +47,11 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """The GPU of this process."""
+    """The GPU of this process, or for a while another (`Runtime.on_peer`)."""
 
     def __init__(self) -> None:
-        self._functions: dict[tuple[Launch, int], Any] = {}
-        self._streams: dict[int, Any] = {}
+        self._functions: dict[tuple[Launch, int, int], Any] = {}
+        self._streams: dict[tuple[int, int], Any] = {}
 
     @property
     def type(self) -> str:
@@ -59,13 +59,14 @@ class CudaDevice:
 
     def launch(self, what: Launch, grid: Grid, block: int, arguments: Sequence[Argument], shared: int = 0) -> None:
         """Raises KernelsUnavailable where there is no CuPy or no device for it."""
-        function = self._functions.get((what, shared))
+        number = torch.cuda.current_device()
+        function = self._functions.get((what, shared, number))
         if function is None:
-            function = self._functions[what, shared] = _load(what, shared)
+            function = self._functions[what, shared, number] = _load(what, shared, number)
         address = torch.cuda.current_stream().cuda_stream
-        stream = self._streams.get(address)
+        stream = self._streams.get((number, address))
         if stream is None:
-            stream = self._streams[address] = load_cupy().cuda.ExternalStream(address)
+            stream = self._streams[number, address] = load_cupy().cuda.ExternalStream(address)
         with stream:
             function(grid, (block, 1, 1), tuple(_packed(a) for a in arguments), shared_mem=shared)
 
@@ -89,7 +90,8 @@ def load_cupy() -> Any:
 
 
 @functools.cache
-def _module(program: Program) -> Any:
+def _module(program: Program, number: int) -> Any:
+    """number: of the current device, each of which loads its own."""
     cupy = load_cupy()
     capability = cupy.cuda.Device().compute_capability
     architecture = architecture_for(int(capability[:-1]), int(capability[-1]))
@@ -100,8 +102,8 @@ def _module(program: Program) -> Any:
     return cupy.RawModule(code=program.path.read_text(), options=options, backend="nvrtc")
 
 
-def _load(what: Launch, shared: int) -> Any:
-    function = _module(what.program).get_function(what.kernel)
+def _load(what: Launch, shared: int, number: int) -> Any:
+    function = _module(what.program, number).get_function(what.kernel)
     if shared > 48 * 1024:
         function.max_dynamic_shared_size_bytes = shared
     return function

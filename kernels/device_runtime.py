@@ -4,6 +4,9 @@
 copies into other pools go on the other, behind what was launched before them. Memory that others may map is plain cudaMalloc, outside of
 torch's and CuPy's pools. A handle is 64 bytes and names a whole allocation, from its first byte on; it carries no order and no right.
 
+What lies on a device that this one does not reach is opened there, by a second context of this process: only launches `on_peer` touch it,
+and what is to get there passes through `pinned` memory of the host, which the kernels of every device read and write.
+
 Rules of CUDA's IPC, which both keep: a handle cannot be opened in the process that made it; opened again it gives the same mapping; after
 the maker's death or `free` it opens no more, and what is still mapped is garbage.
 """
@@ -44,6 +47,7 @@ class Runtime(Protocol):
 
     on: Device
     place: torch.device
+    number: int  # as nvidia-smi counts
 
     def enter_thread(self) -> None:
         """First call on each thread that uses the device."""
@@ -53,8 +57,16 @@ class Runtime(Protocol):
         """Launches and torch's operations inside go to the computing stream."""
         ...
 
-    def copying(self) -> AbstractContextManager[None]:
-        """Inside to the copy stream, behind everything that is on the computing one."""
+    def copying(self, *, behind_peers: bool = False) -> AbstractContextManager[None]:
+        """Inside to the copy stream, behind everything that is on the computing one; and behind what is on those of other devices."""
+        ...
+
+    def on_peer(self, number: int) -> AbstractContextManager[None]:
+        """Inside to a stream of that device, which this one does not reach, behind everything that is on the copy stream."""
+        ...
+
+    def reaches(self, number: int) -> bool:
+        """Whether what runs here may touch the memory of that device: its own, or by NVLink or PCIe."""
         ...
 
     def call(self, run: Callable[[], object]) -> None:
@@ -66,11 +78,15 @@ class Runtime(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait for both streams."""
+        """Wait for all streams."""
         ...
 
     def staging(self, n_bytes: int) -> Tensor:
         """uint8 [n_bytes] of host memory that uploads do not wait for: it may be written again after `finish`."""
+        ...
+
+    def pinned(self, n_bytes: int) -> Memory:
+        """Host memory that kernels of every device take."""
         ...
 
     def allocate(self, n_bytes: int) -> Memory: ...
@@ -79,8 +95,8 @@ class Runtime(Protocol):
         """Of memory that `allocate` gave."""
         ...
 
-    def open(self, handle: bytes, n_bytes: int) -> Memory | None:
-        """Another process's whole allocation; None if it is there no more."""
+    def open(self, handle: bytes, n_bytes: int, number: int) -> Memory | None:
+        """Another process's whole allocation on the device of that number; None if it is there no more."""
         ...
 
 
@@ -102,13 +118,15 @@ class CudaRuntime:
 
     on: Device = CUDA
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, peer_access: bool = True) -> None:
+        """peer_access: False takes everything that is not this process's own as out of reach."""
         refuse_expandable_segments(os.environ)
         if not torch.cuda.is_available() or number >= torch.cuda.device_count():
             raise KernelsUnavailable(f"torch finds no GPU {number}: it has {torch.cuda.device_count()}; look at `nvidia-smi`")
-        self.place = torch.device("cuda", number)
+        self.place, self.number = torch.device("cuda", number), number
         self.enter_thread()
         self._cuda: Any = load_cupy().cuda.runtime
+        self._peer_access, self._peers = peer_access, dict[int, Any]()
         new_stream: Any = torch.cuda.Stream
         self._compute, self._copy = new_stream(), new_stream()
 
@@ -121,10 +139,24 @@ class CudaRuntime:
             yield
 
     @contextmanager
-    def copying(self) -> Iterator[None]:
+    def copying(self, *, behind_peers: bool = False) -> Iterator[None]:
         self._copy.wait_stream(self._compute)
+        for stream in self._peers.values() if behind_peers else ():
+            self._copy.wait_stream(stream)
         with torch.cuda.stream(self._copy):
             yield
+
+    @contextmanager
+    def on_peer(self, number: int) -> Iterator[None]:
+        if number not in self._peers:
+            new_stream: Any = torch.cuda.Stream
+            self._peers[number] = new_stream(device=number)
+        self._peers[number].wait_stream(self._copy)
+        with _current(number), torch.cuda.stream(self._peers[number]):
+            yield
+
+    def reaches(self, number: int) -> bool:
+        return self._peer_access and (number == self.number or torch.cuda.can_device_access_peer(self.number, number))
 
     def call(self, run: Callable[[], object]) -> None:
         run()
@@ -138,9 +170,15 @@ class CudaRuntime:
     def finish(self) -> None:
         self._compute.synchronize()
         self._copy.synchronize()
+        for stream in self._peers.values():
+            stream.synchronize()
 
     def staging(self, n_bytes: int) -> Tensor:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def pinned(self, n_bytes: int) -> Memory:
+        address = self._cuda.hostAlloc(n_bytes, self._cuda.hostAllocPortable | self._cuda.hostAllocMapped)
+        return Memory(torch.as_tensor(_Array(address, n_bytes)), lambda: self._cuda.freeHost(address))
 
     def allocate(self, n_bytes: int) -> Memory:
         address = self._cuda.malloc(-(-n_bytes // _GRANULE) * _GRANULE)  # a smaller one may share its granule, and so its handle
@@ -149,14 +187,25 @@ class CudaRuntime:
     def handle_of(self, memory: Memory) -> bytes:
         return bytes(self._cuda.ipcGetMemHandle(memory.base.data_ptr()))
 
-    def open(self, handle: bytes, n_bytes: int) -> Memory | None:
-        try:
-            address = self._cuda.ipcOpenMemHandle(handle)  # with peer access between devices
-        except self._cuda.CUDARuntimeError:
-            return None
+    def open(self, handle: bytes, n_bytes: int, number: int) -> Memory | None:
+        where = self.number if self.reaches(number) else number
+        with _current(where):
+            try:
+                address = self._cuda.ipcOpenMemHandle(handle)  # with peer access between devices, if it is another's
+            except self._cuda.CUDARuntimeError:
+                return None
+            base = torch.as_tensor(_Array(address, n_bytes))
 
         def close() -> None:
             self.finish()
-            self._cuda.ipcCloseMemHandle(address)
+            with _current(where):
+                self._cuda.ipcCloseMemHandle(address)
 
-        return Memory(torch.as_tensor(_Array(address, n_bytes)), close)
+        return Memory(base, close)
+
+
+@contextmanager
+def _current(number: int) -> Iterator[None]:
+    """For torch and for CuPy, which may each keep a current device."""
+    with torch.cuda.device(number), load_cupy().cuda.Device(number):
+        yield

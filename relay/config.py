@@ -83,6 +83,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     exact: Annotated[
         bool, _doc("cuda: matrices by our kernel, whose bits don't depend on the batch; false: by cuBLAS, and recovery may change tokens")
     ] = True
+    peer_access: Annotated[
+        bool,
+        _doc(
+            "cuda: KV goes straight into other workers' pools where their GPUs reach each other, else through pinned memory of the host; "
+            "false: always through the host, for machines whose GPUs say that they reach each other and do not"
+        ),
+    ] = True
     kv_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
         _doc("type of the KV cache; auto: bfloat16, the reference float32. The reference knows these two, GPUs bfloat16 and float16"),

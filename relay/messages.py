@@ -246,7 +246,7 @@ class Declined(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class PoolHandle(msgspec.Struct, frozen=True, array_like=True):
     """One life's KV pool on a device. handle: 64 bytes that name a whole allocation, in which the pool lies from `offset` on for `n_bytes`.
 
-    epoch, nonce: are written before the pool, so that memory that took its place is told from it.
+    epoch, nonce: are written before the pool, so that memory that took its place is told from it. device: its number, as nvidia-smi counts.
     """
 
     handle: bytes
@@ -254,6 +254,7 @@ class PoolHandle(msgspec.Struct, frozen=True, array_like=True):
     n_bytes: int
     epoch: int
     nonce: int
+    device: int = 0
 
 
 class Prefill(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from relay.config import ROLES, Config, EngineConfig, Role, WorkerConfig
-from relay.engine.cuda.memory_plan import DeviceMemory, plan_memory, weight_bytes
+from relay.engine.cuda.memory_plan import FAR_BYTES, DeviceMemory, plan_memory, weight_bytes
 from relay.engine.cuda.served import check_served
 from relay.engine.cuda.step_limits import StepLimits
 from relay.engine.native.runner import native_layout
@@ -116,7 +116,35 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for worker in self.workers:
             if isinstance(worker.task, EngineTask) and worker.task.gpu is not None and worker.memory is not None:
                 found[worker.task.gpu] = found.get(worker.task.gpu, 0) + worker.memory.total
+        for number in found:
+            found[number] += FAR_BYTES * _strangers(number, self.config.gpus(), self.gpus_here)
         return found
+
+    def routes(self) -> str:
+        """How KV gets from worker to worker, in words; empty on CPUs."""
+        config = self.config
+        if config.device == "cpu":
+            return ""
+        if not config.engine.peer_access:
+            return "through pinned memory of the host (engine.peer_access is false)"
+        pairs = apart(config.gpus(), self.gpus_here)
+        straight = "straight into the other worker's pool"
+        if config.device == "cuda" and not self.gpus_here and len(set(config.gpus())) > 1:
+            return f"{straight}; through pinned memory of the host between GPUs that don't reach each other (there are none here to ask)"
+        if not pairs:
+            return straight
+        return f"{straight}, but through pinned memory of the host from GPU {', '.join(f'{one} to {other}' for one, other in pairs)}"
+
+
+def apart(numbers: tuple[int, ...], gpus_here: tuple[Gpu, ...]) -> tuple[tuple[int, int], ...]:
+    """Pairs of these GPUs of which the first has no access to the memory of the second, as far as they are here to be asked."""
+    each = tuple(dict.fromkeys(number for number in numbers if number < len(gpus_here)))
+    return tuple((one, other) for one in each for other in each if one != other and other not in gpus_here[one].peers)
+
+
+def _strangers(number: int, numbers: tuple[int, ...], gpus_here: tuple[Gpu, ...]) -> int:
+    """Workers on other GPUs that open a context of their own on this one."""
+    return sum(number in (there for own, there in apart(numbers, gpus_here) if own == one) for one in numbers)
 
 
 def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int | None, why: str, gpus_here: tuple[Gpu, ...] = ()) -> Plan:
@@ -125,6 +153,8 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
 
     Raises ModelError for a model that is not served, ConfigError for a pool too small to serve with, or memory that is not there.
     """
+    if not config.engine.peer_access:
+        gpus_here = tuple(msgspec.structs.replace(gpu, peers=()) for gpu in gpus_here)
     checkpoint = open_checkpoint(model_path)
     spec = checkpoint.spec
     runner: Runner = "cuda" if config.device != "cpu" else "reference" if packed_bytes is None else "native"
@@ -147,7 +177,7 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
             one = _layout(config, spec, runner)
             memory = (_AUTO_MIB if mib == "auto" else mib) << 20
             if mib == "auto" and gpu is not None and gpu < len(gpus_here):
-                memory = _part_of_gpu(config, checkpoint, one, gpus_here[gpu], gpus.count(gpu))
+                memory = _part_of_gpu(config, checkpoint, one, gpu, gpus_here)
             layout = _sized(worker, one, memory)
             task = EngineTask(
                 config=config,
@@ -219,12 +249,14 @@ def threads_of(worker: WorkerConfig) -> int:
     return len(worker.affinity) or len(os.sched_getaffinity(0))
 
 
-def _part_of_gpu(config: Config, checkpoint: Checkpoint, one: KVLayout, gpu: Gpu, n_workers: int) -> int:
+def _part_of_gpu(config: Config, checkpoint: Checkpoint, one: KVLayout, number: int, gpus_here: tuple[Gpu, ...]) -> int:
     """KV bytes of one of the workers there: what its part of the free memory has left beside all else. Raises ConfigError."""
+    gpu, numbers = gpus_here[number], config.gpus()
+    n_workers = numbers.count(number)
     wanted = config.model.max_context or checkpoint.spec.max_context
     longest = msgspec.structs.replace(one, n_blocks=one.blocks_for(wanted))
     others = _device_memory(config, checkpoint, longest).total - longest.pool_bytes
-    part = int(config.engine.gpu_memory_share * gpu.free) // n_workers
+    part = (int(config.engine.gpu_memory_share * gpu.free) - FAR_BYTES * _strangers(number, numbers, gpus_here)) // n_workers
     if part - others < 2 * one.block_bytes:
         raise ConfigError(
             f"a {gpu.name} has {gpu.free >> 20} MiB free, and {n_workers} worker(s) take {others >> 20} MiB each beside the KV pool; "

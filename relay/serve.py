@@ -157,22 +157,7 @@ def _require_gpus(config: Config) -> tuple[Gpu, ...]:
         raise KernelsUnavailable(
             f"the config computes on GPU {highest}, and there are {len(found)}, from 0 on; name others in `gpus`, or {instead}"
         )
-    strangers = apart(config.gpus(), found)
-    if strangers is not None:
-        one, other = strangers
-        raise KernelsUnavailable(
-            f"GPU {one} cannot map the memory of GPU {other}, as pushes between them do; name others in `gpus`, one for all, or {instead}"
-        )
     return found
-
-
-def apart(numbers: tuple[int, ...], gpus_here: tuple[Gpu, ...]) -> tuple[int, int] | None:
-    """Two of these GPUs of which the first has no access to the second."""
-    for one in dict.fromkeys(numbers):
-        for other in dict.fromkeys(numbers):
-            if one != other and other not in gpus_here[one].peers:
-                return one, other
-    return None
 
 
 async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | None = None) -> None:

@@ -279,7 +279,7 @@ def _on_device(task: EngineTask, epoch: int, measured: "Measured", laps: "Laps")
     from relay.plan import step_limits
 
     path = Path(task.model_path)
-    runtime = open_device(path, task.layout.dtype, task.gpu)
+    runtime = open_device(path, task.layout.dtype, task.gpu, peer_access=task.config.engine.peer_access)
     pool = DevicePool.create(task.layout, runtime, epoch)
     laps.end("pool")
     limits = step_limits(task.config, read_spec(path), task.layout)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from relay.config import parse
+from relay.engine.cuda.memory_plan import FAR_BYTES
 from relay.errors import ConfigError
 from relay.kernels.cuda_devices import Gpu
 from relay.model.random_models import make_folder
-from relay.plan import Plan, make_plan
-from relay.serve import apart
+from relay.plan import Plan, apart, make_plan
 
 GIB = 1 << 30
 ONE = Gpu(name="a GPU", free=130 * GIB, total=139 * GIB, peers=())
@@ -60,6 +60,21 @@ def test_what_has_no_room_is_refused_with_numbers(llama: Path) -> None:
 
 def test_gpus_that_do_not_reach_each_other_are_found() -> None:
     some = tuple(Gpu(name="x", free=1, total=1, peers=peers) for peers in ((1,), (0, 2), (1,)))
-    assert apart((0, 0), some) is None
-    assert apart((0, 1), some) is None
-    assert apart((1, 0, 2), some) == (0, 2)
+    assert apart((0, 0), some) == ()
+    assert apart((0, 1), some) == ()
+    assert apart((1, 0, 2), some) == ((0, 2), (2, 0))
+    assert apart((0, 7), some) == ()  # not here to be asked
+
+
+def test_between_gpus_that_do_not_reach_each_other_kv_goes_through_the_host_and_takes_room_for_it(llama: Path) -> None:
+    two = "  - {name: prefill, roles: [prefill], device: cuda}\n  - {name: decode, roles: [decode], device: cuda}\n"
+    near = tuple(Gpu(name="a GPU", free=130 * GIB, total=139 * GIB, peers=(1 - number,)) for number in range(2))
+    found = {name: plan(llama, two, gpus) for name, gpus in (("near", near), ("far", (ONE, ONE)))}
+    assert found["near"].routes() == "straight into the other worker's pool"
+    assert found["far"].routes().endswith("but through pinned memory of the host from GPU 0 to 1, 1 to 0")
+    pools = {name: [worker.pool.pool_bytes for worker in each.workers if worker.pool is not None] for name, each in found.items()}
+    for before, after in zip(pools["near"], pools["far"], strict=True):
+        assert 0 <= before - after - FAR_BYTES < 8 << 20
+    assert all(n_bytes <= 0.9 * ONE.free for n_bytes in found["far"].gpu_bytes().values())
+    always = plan(llama, WORKERS["two"], engine="{peer_access: false}")
+    assert always.routes() == "through pinned memory of the host (engine.peer_access is false)"

@@ -3,7 +3,7 @@
 A graph is a list of launches with the addresses and scalars they had; while one is captured nothing runs. A handle names a memfd by its
 maker's process and inode: who opens it needs the maker alive and its memory not freed, as on a GPU. `free` fills the memory with NaN, so
 that whoever still maps it reads garbage, and the making process itself may not open its handles. For chaos tests a device can be lost, or
-out of memory: then what uses it raises, as torch and CuPy do.
+out of memory: then what uses it raises, as torch and CuPy do. Without peer access a launch that touches what it does not reach raises.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from relay.kernels.cuda_compiler import Program
 from relay.kernels.cuda_devices import refuse_expandable_segments
 from relay.kernels.cuda_library import Argument, Device, Grid, Launch
 from relay.kernels.device_runtime import HANDLE_BYTES, Graph, Memory
-from relay.kernels.emulator.device import EmulatedDevice
+from relay.kernels.emulator.device import EmulatedDevice, EmulatorError
 
 _HANDLE: Final = struct.Struct("<8sqqqqq16x")  # magic, pid, when that process started, descriptor, device, inode
 _MAGIC: Final = b"emulated"
@@ -34,9 +34,9 @@ class DeviceLost(RuntimeError):
 
 
 class RecordingDevice:
-    """Launches on the emulator; while `recording`, into a list instead. `use` comes before each that runs, and may raise."""
+    """Launches on the emulator; while `recording`, into a list instead. `use(arguments)` comes before each that runs, and may raise."""
 
-    def __init__(self, programs: Sequence[Program], use: Callable[[], None]) -> None:
+    def __init__(self, programs: Sequence[Program], use: Callable[[Sequence[Argument]], None]) -> None:
         self._device, self._use = EmulatedDevice(programs), use
         self.recording: list[Callable[[], object]] | None = None
         self.n_launches = 0
@@ -50,7 +50,7 @@ class RecordingDevice:
         if self.recording is not None:
             self.recording.append(lambda: self.launch(what, grid, block, fixed, shared))
             return
-        self._use()
+        self._use(fixed)
         self.n_launches += 1
         self._device.launch(what, grid, block, fixed, shared)
 
@@ -65,15 +65,23 @@ class EmulatedGraph:
 
 
 class EmulatedRuntime:
-    """`programs`: all that may be launched. Raises ConfigError where a GPU's would."""
+    """`programs`: all that may be launched. peer_access: whether others' memory is in reach. Raises ConfigError as CudaRuntime does.
 
-    def __init__(self, programs: Sequence[Program]) -> None:
+    What is launched on a peer happens as late as it may: when somebody waits for it.
+    """
+
+    number = 0
+
+    def __init__(self, programs: Sequence[Program], *, peer_access: bool = True) -> None:
         refuse_expandable_segments(os.environ)
         self._recorder = RecordingDevice(programs, self._use)
         self._lost = self._exhausted = False
         self.on: Device = self._recorder
         self.place = torch.device("cpu")
         self._handles: dict[int, bytes] = {}  # by address
+        self._peer_access, self._is_on_peer = peer_access, False
+        self._on_peers: list[Callable[[], object]] = []  # launched there, and not yet run
+        self._own, self._far = dict[int, int](), dict[int, int]()  # bytes by address: of this device, and of those out of its reach
         self._mapped: weakref.WeakValueDictionary[bytes, mmap.mmap] = weakref.WeakValueDictionary()
 
     def lose(self) -> None:
@@ -84,12 +92,17 @@ class EmulatedRuntime:
         """The next launch, operation, allocation or wait raises torch.OutOfMemoryError; those after it go on."""
         self._exhausted = True
 
-    def _use(self) -> None:
+    def _use(self, arguments: Sequence[Argument] = ()) -> None:
+        """Of the device that is current. Raises what is wrong with it, or with memory that it does not reach."""
         if self._lost:
             raise DeviceLost("CUDA error: the device is lost (emulated)")
         if self._exhausted:
             self._exhausted = False
             raise torch.OutOfMemoryError("CUDA out of memory (emulated)")
+        strange = self._own if self._is_on_peer else self._far
+        for tensor in arguments:
+            if isinstance(tensor, Tensor) and any(begin <= tensor.data_ptr() < begin + n_bytes for begin, n_bytes in strange.items()):
+                raise EmulatorError("illegal memory access: a kernel touches memory of a device that its own does not reach")
 
     def enter_thread(self) -> None:
         torch.set_num_threads(1)
@@ -99,8 +112,30 @@ class EmulatedRuntime:
         yield
 
     @contextmanager
-    def copying(self) -> Iterator[None]:
+    def copying(self, *, behind_peers: bool = False) -> Iterator[None]:
+        if behind_peers:
+            self._run_on_peers()
         yield
+
+    @contextmanager
+    def on_peer(self, number: int) -> Iterator[None]:
+        before, self._recorder.recording = self._recorder.recording, self._on_peers
+        try:
+            yield
+        finally:
+            self._recorder.recording = before
+
+    def _run_on_peers(self) -> None:
+        launched, self._on_peers = self._on_peers, []
+        self._is_on_peer = True
+        try:
+            for run in launched:
+                run()
+        finally:
+            self._is_on_peer = False
+
+    def reaches(self, number: int) -> bool:
+        return self._peer_access
 
     def call(self, run: Callable[[], object]) -> None:
         if self._recorder.recording is not None:
@@ -120,9 +155,13 @@ class EmulatedRuntime:
 
     def finish(self) -> None:
         self._use()
+        self._run_on_peers()
 
     def staging(self, n_bytes: int) -> Tensor:
         return torch.empty(n_bytes, dtype=torch.uint8)
+
+    def pinned(self, n_bytes: int) -> Memory:
+        return Memory(torch.zeros(n_bytes, dtype=torch.uint8), lambda: None)
 
     def allocate(self, n_bytes: int) -> Memory:
         self._use()
@@ -130,11 +169,12 @@ class EmulatedRuntime:
         os.ftruncate(fd, n_bytes)
         base = torch.frombuffer(mmap.mmap(fd, n_bytes), dtype=torch.uint8)
         address, status = base.data_ptr(), os.fstat(fd)
+        self._own[address] = n_bytes
         self._handles[address] = _HANDLE.pack(_MAGIC, os.getpid(), _started(os.getpid()), fd, status.st_dev, status.st_ino)
 
         def free() -> None:
             base.fill_(_POISON)
-            del self._handles[address]
+            del self._handles[address], self._own[address]
             os.close(fd)
 
         return Memory(base, free)
@@ -142,7 +182,7 @@ class EmulatedRuntime:
     def handle_of(self, memory: Memory) -> bytes:
         return self._handles[memory.base.data_ptr()]
 
-    def open(self, handle: bytes, n_bytes: int) -> Memory | None:
+    def open(self, handle: bytes, n_bytes: int, number: int) -> Memory | None:
         """Raises ValueError for a handle of this very process, and for bytes that are none."""
         if len(handle) != HANDLE_BYTES or not handle.startswith(_MAGIC):
             raise ValueError(f"{len(handle)} bytes are no handle of an emulated device's memory")
@@ -155,7 +195,15 @@ class EmulatedRuntime:
             if mapped is None:
                 return None
             self._mapped[handle] = mapped
-        return Memory(torch.frombuffer(mapped, dtype=torch.uint8), lambda: None)  # unmapped with the last tensor on it
+        base = torch.frombuffer(mapped, dtype=torch.uint8)
+        address = base.data_ptr()
+        if not self.reaches(number):
+            self._far[address] = n_bytes
+
+        def close() -> None:
+            self._far.pop(address, None)  # unmapped with the last tensor on it
+
+        return Memory(base, close)
 
 
 def _map(pid: int, started: int, fd: int, identity: tuple[int, int], n_bytes: int) -> mmap.mmap | None:

@@ -72,6 +72,8 @@ def explain(plan: Plan, console: Console) -> None:
             console.print(f"{worker.name:<11} {_parts(worker.memory)}")
     for gpu, n_bytes in sorted(plan.gpu_bytes().items()):
         console.print(f"GPU {gpu:<7} {n_bytes / _MIB:.0f} MiB in all")
+    if plan.routes():
+        console.print(f"KV goes     {plan.routes()}", markup=False)
     if config.device == "cuda":
         console.print(f"GPUs here   {_gpus_here(plan.gpus_here)}", markup=False)
     console.print(f"memory      {plan.total_bytes / _MIB:.0f} MiB of weights and KV in all, beside what the processes take themselves")

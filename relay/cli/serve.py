@@ -56,6 +56,8 @@ class _Printer:
             f"{plan.total_bytes / (1 << 20):.0f} MiB for {pools} engine worker(s)"
         )
         self._console.print(f"  computing by the {plan.runner} runner: {plan.why}", markup=False)
+        if plan.routes():
+            self._console.print(f"  KV goes {plan.routes()}", markup=False)
         for worker in plan.workers:
             pool = f", KV pool {worker.pool.pool_bytes / (1 << 20):.0f} MiB" if worker.pool else ""
             self._console.print(f"  {worker.name:<12} {', '.join(worker.actors)}{pool}", markup=False)

@@ -24,7 +24,7 @@ LIMITS_S: Final = {
     "kernels": 60,
     "sampling": 40,
     "graphs": 60,
-    "ipc": 90,
+    "ipc": 120,
     "decode": 110,
     "speed": 60,
     "transfer": 45,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from relay.cli import cli
@@ -58,6 +59,9 @@ def test_a_gpu_config_is_explained_without_a_gpu(smollm2_path: Path) -> None:
     assert in_all is not None
     assert abs(int(in_all[1]) - 2 * int(parts[0][0])) <= 2
     assert "GPUs here   " in text
+    assert "KV goes     straight into the other worker's pool\n" in text
+    if not torch.cuda.is_available():
+        assert "KV goes     straight into the other worker's pool; through pinned" in check(str(ROOT / "configs" / "cuda-1p1d.yaml")).stdout
 
 
 def test_actors_that_keys_bring_are_listed_where_they_run(tmp_path: Path, smollm2_path: Path) -> None:

@@ -29,13 +29,13 @@ _PROBE_BYTES = 1 << 30
 _PROBE_WIDTH = 8192
 
 
-def open_device(model_path: Path, dtype: str, gpu: int | None) -> Runtime:
+def open_device(model_path: Path, dtype: str, gpu: int | None, *, peer_access: bool) -> Runtime:
     """gpu: its number; None: the emulator, which compiles each kernel when it is first launched. Raises StartError."""
     if gpu is not None:
-        return CudaRuntime(gpu)
+        return CudaRuntime(gpu, peer_access=peer_access)
     checkpoint = open_checkpoint(model_path)
     types = frozenset(checkpoint.type(name) for name in checkpoint.names)
-    return EmulatedRuntime(programs_for(checkpoint.spec, dtype, types))
+    return EmulatedRuntime(programs_for(checkpoint.spec, dtype, types), peer_access=peer_access)
 
 
 def device_pools(layout: KVLayout, runtime: Runtime) -> Map:

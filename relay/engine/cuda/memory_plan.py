@@ -15,6 +15,7 @@ from relay.model.checkpoint import Checkpoint
 from relay.model.spec import ModelSpec
 
 ITSELF_BYTES: Final = 1 << 30  # set aside for a process's CUDA context, loaded kernels and graphs
+FAR_BYTES: Final = 512 << 20  # set aside for the context of a process on a GPU that its own does not reach
 _SPLIT: Final = 256  # keys of an attention split
 _LACK: Final = ("out of memory", "allocate memory")  # as CUDA, torch and CuPy say it; as Linux does
 _SHOWN: Final = 300

@@ -1,12 +1,14 @@
 """A KV pool in device memory: one plain allocation, a seal of 256 bytes and then the blocks in the reference layout.
 
 `DevicePool.create` makes a worker's own, `DevicePool.open` maps another's by its handle. The seal holds the epoch and a random number: a
-handle that outlived what it named may open other memory, and that is refused.
+handle that outlived what it named may open other memory, and that is refused. A pool on a device that this one does not reach is `far`:
+what is done with it is launched over there.
 """
 
 import secrets
 import struct
 import weakref
+from contextlib import AbstractContextManager
 from typing import Final, Self
 
 import msgspec
@@ -32,8 +34,10 @@ class DevicePool:
     Its memory is released with the last reference to it, so that no push can lose the ground it writes on.
     """
 
-    def __init__(self, layout: KVLayout, runtime: Runtime, memory: Memory, handle: PoolHandle | None) -> None:
-        self.layout, self.handle = layout, handle
+    def __init__(self, layout: KVLayout, runtime: Runtime, memory: Memory, handle: PoolHandle, far: int | None = None) -> None:
+        """far: number of its device, if that is out of reach."""
+        self.layout, self.far = layout, far
+        self.handle: PoolHandle | None = handle
         self._runtime = runtime
         pages = memory.base[SEAL_BYTES : SEAL_BYTES + layout.pool_bytes]
         self.words = pages.view(torch.int64).view(layout.n_layers, 2, layout.n_blocks, layout.page_bytes // 8)
@@ -46,7 +50,7 @@ class DevicePool:
     def create(cls, layout: KVLayout, runtime: Runtime, epoch: int) -> Self:
         """Zeros, sealed for this epoch."""
         memory = runtime.allocate(SEAL_BYTES + layout.pool_bytes)
-        handle = PoolHandle(runtime.handle_of(memory), SEAL_BYTES, layout.pool_bytes, epoch, secrets.randbits(63))
+        handle = PoolHandle(runtime.handle_of(memory), SEAL_BYTES, layout.pool_bytes, epoch, secrets.randbits(63), runtime.number)
         with runtime.computing():
             memory.base.zero_()
             memory.base[:SEAL_BYTES].copy_(torch.frombuffer(bytearray(_seal(handle)), dtype=torch.uint8))
@@ -58,36 +62,40 @@ class DevicePool:
         """layout: as ours, but for its size. None if that pool is there no more."""
         if handle.offset != SEAL_BYTES or handle.n_bytes % layout.block_bytes:
             raise ValueError(f"a pool of {handle.n_bytes} bytes from {handle.offset} on does not hold blocks of {layout.block_bytes}")
-        memory = runtime.open(handle.handle, SEAL_BYTES + handle.n_bytes)
+        memory = runtime.open(handle.handle, SEAL_BYTES + handle.n_bytes, handle.device)
         if memory is None:
             return None
         if bytes(memory.base[:SEAL_BYTES].cpu().numpy()) != _seal(handle):
             memory.release()
             return None
         sized = msgspec.structs.replace(layout, n_blocks=handle.n_bytes // layout.block_bytes)
-        return cls(sized, runtime, memory, handle)
+        return cls(sized, runtime, memory, handle, None if runtime.reaches(handle.device) else handle.device)
+
+    def there(self) -> AbstractContextManager[None]:
+        """Inside, launches run where this pool can be touched."""
+        return self._runtime.computing() if self.far is None else self._runtime.on_peer(self.far)
 
     def copy_block(self, source: int, target: int) -> None:
-        with self._runtime.computing():
+        with self.there():
             sums = self._sums(1)
             blocks = self.numbers(np.asarray([source, target], np.int32))
             kv_transfer(self.words, blocks[:1], self.words, blocks[1:].clone(), range(self.layout.n_layers), sums, on=self._runtime.on)
-            self._runtime.finish()
+        self._runtime.finish()
 
     def checksums(self, blocks: NDArray[np.int32]) -> NDArray[np.uint64]:
-        with self._runtime.computing():
+        with self.there():
             sums = self._sums(len(blocks))
             kv_checksums(self.words, self.numbers(blocks), range(self.layout.n_layers), sums, on=self._runtime.on)
-            self._runtime.finish()
+        self._runtime.finish()
         return sums.cpu().numpy().view(np.uint64)
 
     def flip_bit(self, block: int) -> None:
-        with self._runtime.computing():
+        with self.there():
             self.words[0, 0, block, 0] ^= 1
-            self._runtime.finish()
+        self._runtime.finish()
 
     def numbers(self, blocks: NDArray[np.int32]) -> Tensor:
-        """Block numbers on the device."""
+        """Block numbers on the pool's device."""
         return torch.tensor(np.asarray(blocks, np.int32), device=self.words.device)
 
     def _sums(self, n: int) -> Tensor:

@@ -180,6 +180,18 @@ def test_a_bit_that_flips_on_the_way_is_found_and_the_prompt_computed_again(
     disaggregated.assert_blocks_come_back()
 
 
+def test_without_peer_access_everything_goes_through_the_host_and_nothing_shows_it(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.replace("max_running: 4", "max_running: 4, peer_access: false") + DISAGGREGATED)
+    with running(config, tmp_path / "run") as server:
+        assert "KV goes through pinned memory of the host" in server.log()
+        assert ask_at_once(server, BODIES) == alone
+        fault = {"worker": "prefill-0", "point": "step", "action": "corrupt"}
+        assert server.http.post("/admin/faults", content=msgspec.json.encode(fault)).status_code == 202
+        assert ask(server, {**BODIES[0], "cache_salt": "fresh"}) == alone[0]
+        server.assert_blocks_come_back()
+
+
 def test_an_aggregated_worker_gives_the_same(tmp_path: Path, alone: list[dict[str, Any]]) -> None:
     for server in serve(AGGREGATED, tmp_path):
         assert ask_at_once(server, BODIES) == alone

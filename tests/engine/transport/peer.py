@@ -1,7 +1,8 @@
 """A worker's end of the transport as a process: owns a pool, opens others', pushes into them, and does as it is told on standard input.
 
 `python -m tests.engine.transport.peer BACKEND`; each line in is a JSON object with `do`, each line out its answer. BACKEND: `memfd`, a
-descriptor from whoever starts it; `emulated` and `cuda`, handles of device memory.
+descriptor from whoever starts it; `emulated` and `cuda`, handles of device memory; `emulated_far` and `cuda_far`, the same
+without peer access.
 """
 
 import json
@@ -67,7 +68,10 @@ class DeviceBackend:
         from relay.kernels.device_runtime import CudaRuntime
         from relay.kernels.emulator.runtime import EmulatedRuntime
 
-        self.runtime: Any = CudaRuntime(0) if kind == "cuda" else EmulatedRuntime(kv_transfer.PROGRAMS)
+        device, _, far = kind.partition("_")
+        self.runtime: Any = (
+            CudaRuntime(0, peer_access=not far) if device == "cuda" else EmulatedRuntime(kv_transfer.PROGRAMS, peer_access=not far)
+        )
 
     def create(self, epoch: int, fd: int, n_blocks: int) -> KVPool:
         from relay.engine.cuda.pool import DevicePool
@@ -88,7 +92,7 @@ class DeviceBackend:
     def pusher(self, own: Any) -> Any:
         from relay.engine.cuda.pusher import DevicePusher
 
-        return DevicePusher(own, self.runtime)
+        return DevicePusher(own, self.runtime, staged_bytes=4 * LAYOUT.block_bytes)  # too little for most, so that it is used again
 
 
 class Peer:
@@ -133,6 +137,19 @@ class Peer:
             return None
         (sums,), _ = self._pusher.finish()
         return [[str(value) for value in row] for row in sums.tolist()]
+
+    def on_push_straight(self, blocks: list[int], to: list[int]) -> None:
+        """As if the target's device were in reach. What is out of it is an error of the device, told as one of values."""
+        from relay.kernels.emulator.device import EmulatorError
+
+        target: Any = self._target
+        target.far = None
+        try:
+            self.on_push(blocks, to)
+        except EmulatorError as error:
+            raise ValueError(str(error)) from error
+        finally:
+            target.far = 0
 
     def on_sums(self, blocks: list[int], of: str = "own") -> list[list[str]]:
         pool: Any = self.own if of == "own" else self._target

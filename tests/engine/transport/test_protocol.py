@@ -1,7 +1,7 @@
 """One protocol over every transport between processes: what is pushed lands, what is stale is refused, and who dies takes nobody along.
 
 An owner and a writer, each a process: through memfds that the root gives, and through handles of device memory, emulated here and of a GPU
-where there is one.
+where there is one; also where neither reaches the memory of the other, and everything passes through the host.
 """
 
 import base64
@@ -23,7 +23,7 @@ from tests.engine.transport.peer import LAYOUT
 from tests.running import ROOT
 
 EPOCHS = range(1, 12)
-BACKENDS: list[Any] = ["memfd", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
+BACKENDS: list[Any] = ["memfd", "emulated", "emulated_far", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda_far"))]
 
 
 class Process:
@@ -72,6 +72,10 @@ class Pair:
         self.owner, self.writer = self.start(), self.new_writer()
         self.epoch = 0
 
+    @property
+    def is_emulated(self) -> bool:
+        return self.backend.startswith("emulated")
+
     def start(self) -> Process:
         return Process(self.backend, self.fds)
 
@@ -107,6 +111,15 @@ def test_what_is_pushed_lands_where_it_was_leased_and_its_checksums_agree(pair: 
     assert sums == pair.owner.tell("sums", blocks=[2, 4])
     assert pair.owner.tell("sums", blocks=[0, 1, 3]) == before
     assert pair.writer.tell("push", blocks=[], to=[]) == [[]] * LAYOUT.n_layers
+
+
+def test_more_than_there_is_room_for_on_the_way_arrives_whole(pair: Pair) -> None:
+    """Twice over: what was there before is not lost, nor taken for what comes."""
+    pair.writer.tell("open", **pair.new_life())
+    for blocks, to in (([0, 1, 2, 3, 4, 5, 6], [11, 9, 7, 5, 3, 1, 0]), ([7, 8, 9, 10, 11], [2, 4, 6, 8, 10])):
+        sums = pair.writer.tell("push", blocks=blocks, to=to)
+        assert sums == pair.writer.tell("sums", blocks=blocks) == pair.owner.tell("sums", blocks=to)
+        assert len({value for row in sums for value in row}) == LAYOUT.n_layers * len(blocks)
 
 
 def test_a_pool_is_opened_once_and_closed_when_its_life_ends(pair: Pair) -> None:
@@ -183,7 +196,7 @@ with_handles = pytest.mark.parametrize("pair", BACKENDS[1:], indirect=True)
 @with_handles
 def test_a_handle_of_another_epoch_is_refused_and_so_is_one_that_lies_about_it(pair: Pair) -> None:
     life = pair.new_life()
-    handle, offset, n_bytes, epoch, nonce = life["handle"]
+    handle, offset, n_bytes, epoch, nonce, _ = life["handle"]
     assert pair.writer.tell("open", epoch=epoch + 1, handle=life["handle"]) == "refused"
     assert pair.writer.tell("open", epoch=epoch + 1, handle=[handle, offset, n_bytes, epoch + 1, nonce]) == "refused"
     assert pair.writer.tell("open", epoch=epoch, handle=[handle, offset, n_bytes, epoch, nonce + 1]) == "refused"
@@ -205,7 +218,7 @@ def test_what_was_freed_opens_no_more_and_emulated_is_garbage_where_it_is_still_
     life = pair.new_life()
     pair.writer.tell("open", **life)
     pair.owner.tell("free")
-    if pair.backend == "emulated":
+    if pair.is_emulated:
         assert pair.writer.tell("word") == hex((1 << 64) - 1)
     pair.writer.tell("close", epoch=life["epoch"])
     assert pair.writer.tell("open", **life) == "refused"
@@ -214,7 +227,7 @@ def test_what_was_freed_opens_no_more_and_emulated_is_garbage_where_it_is_still_
 @with_handles
 def test_a_process_does_not_open_its_own_handles(pair: Pair) -> None:
     life = pair.new_life()
-    if pair.backend == "emulated":
+    if pair.is_emulated:
         with pytest.raises(ValueError, match="of this process"):
             pair.owner.tell("open", **life)
     else:
@@ -225,8 +238,17 @@ def test_a_process_does_not_open_its_own_handles(pair: Pair) -> None:
 def test_bytes_that_are_no_handle_are_refused(pair: Pair) -> None:
     wrong = base64.b64encode(bytes(HANDLE_BYTES)).decode()
     given = {"epoch": 77, "handle": [wrong, SEAL_BYTES, LAYOUT.pool_bytes, 77, 0]}
-    if pair.backend == "emulated":
+    if pair.is_emulated:
         with pytest.raises(ValueError, match="no handle"):
             pair.writer.tell("open", **given)
     else:
         assert pair.writer.tell("open", **given) == "refused"
+
+
+@pytest.mark.parametrize("pair", ["emulated_far"], indirect=True)
+def test_what_is_out_of_reach_is_touched_from_its_own_device_only(pair: Pair) -> None:
+    """Or the emulator would not show that a GPU without peer access takes the way round."""
+    pair.writer.tell("open", **pair.new_life())
+    with pytest.raises(ValueError, match="memory of a device that its own does not reach"):
+        pair.writer.tell("push_straight", blocks=[1], to=[1])
+    assert pair.writer.tell("push", blocks=[1], to=[1]) == pair.owner.tell("sums", blocks=[1])
