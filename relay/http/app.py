@@ -160,8 +160,7 @@ class Application:
             await exchange.discard_body()
             await exchange.refuse(error)
         else:
-            await exchange.write_event(error_event(error, exchange.public_id))
-            await exchange.end_stream()
+            await exchange.end_stream(error_event(error, exchange.public_id))
 
     def _ended(self, exchange: Exchange) -> None:
         ledger = exchange.ledger

@@ -170,8 +170,9 @@ class Exchange:
         """Between events, while the request waits for something else: not part of its time."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end_stream(self) -> None:
-        await self._write(b"", more=False)
+    async def end_stream(self, last: bytes) -> None:
+        """The last events, and the end."""
+        await self._write(last, more=False)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status

@@ -326,13 +326,13 @@ class Endpoint(ABC, Generic[Request]):
             last = events.usage(self._usage(exchange, request, choices)) if options.include_usage else b""
             if not exchange.started:
                 await exchange.start_stream()
-            await exchange.write_event(last + DONE)
+            last += DONE
         except RequestError as error:
             if not exchange.started:
                 raise
             exchange.error = error
-            await exchange.write_event(error_event(error, exchange.public_id))
-        await exchange.end_stream()
+            last = error_event(error, exchange.public_id)
+        await exchange.end_stream(last)
 
     async def _wait(self, exchange: Exchange, bell: Bell) -> None:
         """For news; a client that hears nothing for long gets a comment, so that nothing between us and it gives up."""
