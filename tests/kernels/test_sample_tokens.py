@@ -75,6 +75,7 @@ SETTINGS = {
     "top_k_all": Sampling(top_k=5000),
     "top_p": Sampling(top_p=0.8),
     "tiny_top_p": Sampling(top_p=1e-9),
+    "no_top_p": Sampling(top_p=0.0),
     "wide_top_p": Sampling(top_p=0.9999),
     "min_p": Sampling(min_p=0.1),
     "min_p_1": Sampling(min_p=1.0),
