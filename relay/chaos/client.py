@@ -1,8 +1,10 @@
-"""A client that does what a careful one would: reads its stream strictly, and resumes it where it may. Blocking; one thread each."""
+"""A client that does what a careful one would: reads its stream strictly, resumes it where it may, and asks again where nothing came of an
+answer. Blocking; one thread each."""
 
 import http.client
 import json
 import time
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +31,7 @@ class Outcome:
     request_id: str = ""
     failure: str = ""
     n_resumed: int = 0
+    n_asked_again: int = 0
     left: bool = False  # by its own will
     done: bool = False
 
@@ -43,7 +46,8 @@ class Outcome:
 
 
 class ChaosClient:
-    """`resumable`: streams are opened so that they outlive their connection, and are gone on with until they end."""
+    """`resumable`: gateways may die. Streams are opened so that they outlive their connection, under an ID of the client's own, and gone on
+    with until they end; what is not streamed, or was not known to anybody but the dead gateway, is asked again."""
 
     def __init__(self, url: str, *, resumable: bool) -> None:
         parts = urlsplit(url)
@@ -57,15 +61,23 @@ class ChaosClient:
         outcome = Outcome(spec.kind, time.monotonic())
         self._leave_after = leave_after
         self._last_id = self._next_id = ""
-        headers = {"X-Relay-Resume": "true"} if self._resumable and spec.streams else {}
+        headers = {}
+        if self._resumable and spec.streams:
+            outcome.request_id = f"chaos-{uuid.uuid4()}"
+            headers = {"X-Relay-Resume": "true", "X-Request-ID": outcome.request_id}
         self._exchange(outcome, "POST", spec.path, headers, spec)
         give_up = time.monotonic() + _RESUME_WITHIN_S
-        while not outcome.left and headers and outcome.failure.startswith("broken") and outcome.request_id and time.monotonic() < give_up:
-            self._exchange(outcome, "GET", f"/v1/requests/{outcome.request_id}/stream", {"Last-Event-ID": self._last_id}, spec)
+        while self._resumable and not outcome.left and outcome.failure.startswith("broken") and time.monotonic() < give_up:
+            lost = not spec.streams
+            if spec.streams:
+                self._exchange(outcome, "GET", f"/v1/requests/{outcome.request_id}/stream", {"Last-Event-ID": self._last_id}, spec)
+                lost = outcome.failure.endswith(": stream_lost") and not self._last_id
+                outcome.n_resumed += not lost and not outcome.failure.startswith("broken")
+            if lost:
+                self._exchange(outcome, "POST", spec.path, headers, spec)
+                outcome.n_asked_again += 1
             if outcome.failure.startswith("broken"):
                 time.sleep(0.02)  # nothing tells a client when a server takes connections again
-            else:
-                outcome.n_resumed += 1
         return outcome
 
     def _exchange(self, outcome: Outcome, method: str, path: str, headers: dict[str, str], spec: Spec) -> None:

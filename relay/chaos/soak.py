@@ -25,7 +25,7 @@ _LEAVES = 0.2  # share of requests whose client leaves
 
 
 class Soak:
-    """`plans` are struck in turn. Gateway kills are survived by resumable streams only, so every client opens such."""
+    """`plans` are struck in turn. Gateway kills are survived by resumable streams only, so every client opens such (see `ChaosClient`)."""
 
     def __init__(self, server: ServerUnderTest, tokens: int, plans: list[str], strike_s: float, seed: int) -> None:
         self._server, self._plans, self._strike_s, self._seed = server, plans, strike_s, seed
