@@ -111,7 +111,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "beside running sequences (even gaps, late first tokens); prefill: those pause while prompts are computed, a few steps at most"
         ),
     ] = "mixed"
-    max_step_ms: Annotated[float, _doc("prefill chunks are sized so that a step stays under this", gt=0)] = 50.0
+    max_step_ms: Annotated[float, _doc("prefill chunks are sized so that a step stays under this", gt=0)] = 40.0
     max_chunk_tokens: Annotated[int, _doc("prefill tokens of one step at most, whatever the time", ge=1)] = 512
 
 
