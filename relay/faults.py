@@ -7,12 +7,14 @@ alone, as a tap on the messages that actors take and as a runner around the real
 import os
 import signal
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
 import structlog
 
-from relay.engine.runner import Batch, Runner, StepResult
+from relay.engine.runner import Batch, Done, Pending, Runner, StepResult, launch
 from relay.kv.layout import KVLayout
 from relay.kv.pool import KVPool
 from relay.messages import Address, Message
@@ -124,6 +126,9 @@ class FaultyRunner:
         return self._runner.layout
 
     def step(self, batch: Batch) -> StepResult:
+        return self.launch(batch).result()
+
+    def launch(self, batch: Batch) -> Pending:
         faults = self._faults
         if self._poison_token is not None and self._poison_token in batch.tokens:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -131,12 +136,22 @@ class FaultyRunner:
         timer = threading.Timer(0.003, faults.reached, ("layer",))
         timer.daemon = True
         timer.start()
-        result = self._runner.step(batch)
-        timer.cancel()
-        if faults.corrupt_next:
-            for push in batch.pushes:
-                if len(push.target_blocks):
-                    faults.corrupt_next = False
-                    push.target.flip_bit(int(push.target_blocks[0]))
-                    break
-        return result
+        pending = launch(self._runner, batch)
+
+        def result() -> StepResult:
+            computed = pending.result()
+            timer.cancel()
+            if faults.corrupt_next:
+                for push in batch.pushes:
+                    if len(push.target_blocks):
+                        faults.corrupt_next = False
+                        push.target.flip_bit(int(push.target_blocks[0]))
+                        break
+            return computed
+
+        return Done(result()) if isinstance(pending, Done) else _FaultyPending(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _FaultyPending:
+    result: Callable[[], StepResult]

@@ -1,7 +1,9 @@
 """Continuous batching over one runner and one pool: what both prefill and decode workers are. Synchronous; lives on the compute thread.
 
 In: jobs (Add a sequence to compute, Join one whose KV has arrived, Drop one). Out: one StepReport a step. `step(jobs)` takes the jobs,
-makes room (growth, preemption), computes one batch of chunks and decode rows, draws, and says what happened. It never waits.
+makes room (growth, preemption), computes one batch of chunks and decode rows, draws, and says what happened. It waits for nothing but the
+runner. Where that computes beside the host, the rows of the next step are made in the meantime, and the jobs that come are looked at
+(`_look_ahead`): nothing is decided there, so that steps are the same without it.
 
 A sequence that has no blocks yet gets them when its turn comes: what is cached of its prefix, and fresh ones for the rest. One whose next
 block another is computing right now waits for that, and shares it. Out of blocks, the last decode sequence in order of priority and age is
@@ -16,10 +18,10 @@ from typing import Literal
 import numpy as np
 
 from relay.clock import now_ns
+from relay.engine.ahead import RowsAhead, next_draw
 from relay.engine.board import StepBoard
-from relay.engine.keyed_random import uniform
 from relay.engine.report import Advance, StepReport
-from relay.engine.runner import Batch, Draw, Push, Runner, StepResult
+from relay.engine.runner import Batch, Done, Draw, Push, Runner, StepResult, launch
 from relay.engine.sequence import Sequence, SequenceId
 from relay.kv.book import BlockBook
 from relay.kv.prefix import BlockKey
@@ -104,6 +106,8 @@ class Engine:
         self._running: dict[SequenceId, Sequence] = {}
         self._waiting: dict[SequenceId, Sequence] = {}  # in the order in which they are computed
         self._coming: dict[BlockKey, SequenceId] = {}  # blocks that a waiting sequence is about to compute
+        self._ahead: RowsAhead | None = None
+        self.arrived: Callable[[], list[Job]] = list  # jobs that the next step will be given, as far as they are known
         self.on_logits: Callable[[Sequence, int, np.ndarray], None] | None = None  # tests look at every row of logits
 
     @property
@@ -118,8 +122,28 @@ class Engine:
         """One turn; the bool says whether there is more that can be computed now."""
         step = self.begin(jobs)
         if step.batch is not None:
-            self.end(step, self._runner.step(step.batch))
+            pending = launch(self._runner, step.batch)
+            if not isinstance(pending, Done):
+                self._look_ahead(step)
+            self.end(step, pending.result())
         return step.report, step.batch is not None
+
+    def _look_ahead(self, step: Step) -> None:
+        """While a device computes `step`: what the next one needs in any case. It changes nothing but what is remembered, and gives a
+        sequence its next block early where there are enough for all."""
+        drawn = (part.sequence for part in step.parts if part.draws and part.sequence.side == "decode")
+        going_on = [sequence for sequence in drawn if sequence.n_generated + 1 < sequence.stopping.max_tokens]
+        for sequence in going_on:
+            self._grow_early(sequence, len(step.parts))
+        if going_on:
+            self._ahead = RowsAhead(going_on)
+        for job in self.arrived():
+            if isinstance(job, Add) and self._book.caching:
+                job.sequence.keys_until((len(job.sequence.tokens) - 1) // self._block_tokens, self._block_tokens)
+
+    def _grow_early(self, sequence: Sequence, n_others: int) -> None:
+        if len(sequence.tokens) + 1 > len(sequence.blocks) * self._block_tokens and self._book.n_free() > n_others:
+            sequence.blocks += self._book.allocate(1) or []
 
     def begin(self, jobs: list[Job]) -> Step:
         """Take the jobs, make room, choose a batch. For whoever computes it in his own time: `end` must follow before the next `begin`."""
@@ -371,6 +395,11 @@ class Engine:
 
     def _batch(self, parts: list[_Part]) -> tuple[Batch, list[tuple[Sequence, bool]]]:
         """Flat arrays of the parts; and for each logit row its sequence, and whether it draws (else it scores a prompt token)."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and all(part.n_rows == 1 and part.draws for part in parts):
+            batch = ahead.batch([part.sequence for part in parts])
+            if batch is not None:
+                return batch, [(part.sequence, True) for part in parts]
         n_rows = sum(part.n_rows for part in parts)
         tokens, positions, owner = (np.empty(n_rows, dtype=np.int32) for _ in range(3))
         table = np.full((len(parts), max(len(part.sequence.blocks) for part in parts)), -1, dtype=np.int32)
@@ -381,12 +410,14 @@ class Engine:
         at = 0
         for i, part in enumerate(parts):
             sequence, end = part.sequence, at + part.n_rows
+            known = ahead.find(sequence) if ahead is not None else None
             # a running sequence computes its last token only; its KV is complete up to there
             first = sequence.n_computed
             tokens[at:end] = sequence.tokens[first : first + part.n_rows]
             positions[at:end] = np.arange(first, first + part.n_rows)
             owner[at:end] = i
-            table[i, : len(sequence.blocks)] = sequence.blocks
+            n_blocks = len(sequence.blocks)
+            table[i, :n_blocks] = sequence.blocks if ahead is None or known is None else ahead.table[known, :n_blocks]
             if sequence.prompt_logprobs >= 0:
                 for row in range(part.n_rows - part.draws):
                     logit_rows.append(at + row)
@@ -394,18 +425,13 @@ class Engine:
                     of_row.append((sequence, False))
             if part.draws:
                 logit_rows.append(end - 1)
-                draws.append(self._draw(sequence))
+                draws.append(next_draw(sequence) if ahead is None or known is None else ahead.draws[known])
                 of_row.append((sequence, True))
             if sequence.target is not None:
                 pushes.append(self._push(sequence, first + part.n_rows))
             at = end
         batch = Batch(tokens, positions, owner, table, np.asarray(logit_rows, dtype=np.int32), tuple(draws), tuple(pushes))
         return batch, of_row
-
-    def _draw(self, sequence: Sequence) -> Draw:
-        sampling = sequence.sampling
-        random = uniform(sampling.seed, sampling.choice, len(sequence.tokens)) if sampling.temperature > 0 else 0.0
-        return Draw(sampling, random, sequence.tokens, sequence.n_prompt, sequence.suppressed())
 
     def _score(self, sequence: Sequence, position: int) -> Draw:
         return Draw(

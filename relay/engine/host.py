@@ -37,7 +37,12 @@ class EngineHost:
         self._engine = engine
         self._ids = itertools.count(1)
         self._subscribers: list[Callable[[StepReport], None]] = []
-        self._thread: Compute = compute or ComputeThread(engine.step, on_thread_start=on_thread_start)
+        self._thread: Compute
+        if compute is None:
+            self._thread = thread = ComputeThread(engine.step, on_thread_start=on_thread_start)
+            engine.arrived = thread.arrived
+        else:
+            self._thread = compute
 
     def subscribe(self, on_report: Callable[[StepReport], None]) -> None:
         """`on_report` is called on the trio loop with every report, in order; it must not wait."""

@@ -1,4 +1,4 @@
-"""What an engine asks of whatever computes: one call, flat arrays in, tokens out.
+"""What an engine asks of whatever computes: one call, flat arrays in, tokens out. Where a device computes, it may come in two halves.
 
 Runners differ in device and speed, never in meaning. The law of exactness binds them all: the logits of a row depend on the tokens at and
 before it in its own sequence and on nothing else; not on what shares the batch, on chunk sizes, on block numbers, on which worker computed
@@ -6,7 +6,7 @@ the KV, bit for bit.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,3 +92,35 @@ class Runner(Protocol):
     def step(self, batch: Batch) -> StepResult:
         """Compute all rows, write their KV, draw the tokens. Raises only for a defect: the worker then ends."""
         ...
+
+
+class Pending(Protocol):
+    """A step under way."""
+
+    def result(self) -> StepResult:
+        """Wait for it; once. Raises what `Runner.step` would."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was over when it was launched."""
+
+    computed: StepResult
+
+    def result(self) -> StepResult:
+        return self.computed
+
+
+@runtime_checkable
+class Launches(Protocol):
+    """A `Runner` whose steps run beside the host. `step` is `launch` and `result`."""
+
+    def launch(self, batch: Batch) -> Pending:
+        """Begin a step. The batch is not changed before its result is there; no other is launched before that."""
+        ...
+
+
+def launch(runner: Runner, batch: Batch) -> Pending:
+    """Begin a step, or, where the runner knows no such thing, compute it. Raises as `Runner.step` does."""
+    return runner.launch(batch) if isinstance(runner, Launches) else Done(runner.step(batch))

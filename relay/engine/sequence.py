@@ -88,6 +88,6 @@ class Sequence:
             return "length"
         return None
 
-    def suppressed(self) -> tuple[int, ...]:
-        """Ids that may not be drawn now."""
-        return self.stopping.stop_ids if self.n_generated < self.stopping.min_tokens else ()
+    def suppressed(self, n_more: int = 0) -> tuple[int, ...]:
+        """Ids that may not be drawn once it has `n_more` tokens more."""
+        return self.stopping.stop_ids if self.n_generated + n_more < self.stopping.min_tokens else ()

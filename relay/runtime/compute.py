@@ -50,6 +50,7 @@ class ComputeThread(Generic[Job, Result]):
     ) -> None:
         self._step, self._name, self._niceness, self._on_thread_start = step, name, niceness, on_thread_start
         self._jobs: queue.SimpleQueue[Job | _Stop] = queue.SimpleQueue()
+        self._arrived: list[Job | _Stop] = []  # taken from the queue, and not yet given to a step
         self._results: deque[Result] = deque()
         self._wake, self._ended = trio.Event(), False
         self._error: Exception | None = None
@@ -59,6 +60,12 @@ class ComputeThread(Generic[Job, Result]):
     def submit(self, job: Job) -> None:
         """From any thread, at any time; taken by the next step."""
         self._jobs.put(job)
+
+    def arrived(self) -> list[Job]:
+        """For `step`, while it runs: what the next one will be given, as far as it has come. Never waits."""
+        while not self._jobs.empty():
+            self._arrived.append(self._jobs.get())
+        return [job for job in self._arrived if not isinstance(job, _Stop)]
 
     def step_age_s(self) -> float:
         """For the heartbeat: a loop that turns says nothing of a thread that does not."""
@@ -106,14 +113,12 @@ class ComputeThread(Generic[Job, Result]):
     def _loop(self) -> None:
         busy = False
         while True:
-            jobs: list[Job] = []
-            wait = not busy
-            while wait or not self._jobs.empty():
-                job = self._jobs.get()
-                if isinstance(job, _Stop):
-                    return
-                jobs.append(job)
-                wait = False
+            if not busy and not self._arrived:
+                self._arrived.append(self._jobs.get())
+            jobs = self.arrived()
+            if len(jobs) < len(self._arrived):
+                return
+            self._arrived = []
             self.step_started = time.monotonic_ns()
             result, busy = self._step(jobs)
             self.step_started = 0

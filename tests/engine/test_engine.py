@@ -12,7 +12,7 @@ from relay.engine.engine import Add, Drop, Engine, Job, Join, Nudge
 from relay.engine.keyed_random import uniform
 from relay.engine.modelled_runner import ModelledRunner, layout, next_token
 from relay.engine.report import StepReport
-from relay.engine.runner import Batch, StepResult
+from relay.engine.runner import Batch, Pending, StepResult
 from relay.engine.sequence import Sequence, Target
 from relay.kv.book import BlockBook
 from relay.kv.memory import KVMemory
@@ -20,6 +20,29 @@ from relay.messages import Sampling, Stopping
 from relay.policy.batching import StepClock
 
 First = Literal["mixed", "decode", "prefill"]
+
+
+class BesideRunner(ModelledRunner):
+    """`Launches`: computes as late as a device may, when its result is waited for, and from what the batch has become by then."""
+
+    def __init__(self, memory: KVMemory) -> None:
+        super().__init__(memory)
+        self.events: list[str] = []
+
+    def launch(self, batch: Batch) -> Pending:
+        self.events.append("launched")
+        return _Beside(self, batch)
+
+
+class _Beside:
+    def __init__(self, runner: BesideRunner, batch: Batch) -> None:
+        self._runner, self._batch = runner, batch
+
+    def result(self) -> StepResult:
+        self._runner.events.append("waited for")
+        return self._runner.step(self._batch)
+
+
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -27,10 +50,16 @@ class Worker:
     """An engine with its pool, and a driver that plays its actor."""
 
     def __init__(
-        self, n_blocks: int = 64, max_running: int = 64, max_chunk: int = 512, budget_tiles: int = 2, first: First = "mixed"
+        self,
+        n_blocks: int = 64,
+        max_running: int = 64,
+        max_chunk: int = 512,
+        budget_tiles: int = 2,
+        first: First = "mixed",
+        runner: type[ModelledRunner] = ModelledRunner,
     ) -> None:
         self.memory = KVMemory(layout(n_blocks))
-        self.runner = ModelledRunner(self.memory)
+        self.runner = runner(self.memory)
         self.book = BlockBook(n_blocks)
         self.engine = Engine(
             self.runner,
@@ -432,11 +461,14 @@ def test_the_board_names_who_is_in_a_step_and_nobody_between(tmp_path: Path) -> 
     os.close(fd)
 
 
-def test_any_schedule_gives_the_same_tokens() -> None:
-    """100 random schedules: arrivals, chunk budgets, pool sizes, drops."""
+@pytest.mark.parametrize("runner", [ModelledRunner, BesideRunner])
+def test_any_schedule_gives_the_same_tokens(runner: type[ModelledRunner]) -> None:
+    """100 random schedules: arrivals, chunk budgets, pool sizes, drops; random numbers, stop ids that may not come yet."""
+    n_preempted = 0
     for seed in range(100):
         draw = random.Random(seed)
-        worker = Worker(n_blocks=draw.randint(12, 40), max_running=draw.randint(1, 9), budget_tiles=draw.randint(1, 4))
+        worker = Worker(n_blocks=draw.randint(12, 40), max_running=draw.randint(1, 9), budget_tiles=draw.randint(1, 4), runner=runner)
+        sampling = Sampling(temperature=draw.choice((0.0, 1.0)), seed=seed)
         worker.engine._max_chunk_tokens = draw.choice((1, 7, 16, 100))
         prefix = prompt_of(draw.randint(0, 40), seed)
         left = [(prefix + prompt_of(draw.randint(1, 30), i), draw.randint(1, 40)) for i in range(draw.randint(1, 10))]
@@ -448,7 +480,7 @@ def test_any_schedule_gives_the_same_tokens() -> None:
                 if worker.book.n_free() < 8:
                     break
                 prompt, n = left.pop()
-                sequence = worker.sequence(prompt, n, lazy=draw.random() < 0.5)
+                sequence = worker.sequence(prompt, n, lazy=draw.random() < 0.5, sampling=sampling)
                 live[sequence.id] = prompt, n
                 jobs.append(Add(sequence))
             if live and draw.random() < 0.02:
@@ -463,8 +495,75 @@ def test_any_schedule_gives_the_same_tokens() -> None:
             worker.step(*jobs)
         for id_, (prompt, n) in live.items():
             if id_ not in dropped:
-                assert worker.got[id_] == expected(prompt, n), f"seed {seed}"
+                assert worker.got[id_] == expected(prompt, n, sampling), f"seed {seed}"
         assert worker.all_back(), f"seed {seed}"
+        n_preempted += worker.n_preempted
+    assert n_preempted > 0
+
+
+def test_what_the_next_step_needs_is_made_while_a_device_computes_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random numbers, tables, blocks for the next tokens, keys of a prompt that has just come; and then nothing of it is left to do."""
+    worker = Worker(runner=BesideRunner, budget_tiles=4)
+    assert isinstance(worker.runner, BesideRunner)
+    events = worker.runner.events
+    some = [worker.sequence(prompt_of(14 + n), 40, sampling=Sampling(seed=n)) for n in range(3)]
+    worker.step(*(Add(sequence) for sequence in some))
+    coming = worker.sequence(prompt_of(100), 2, lazy=True)
+    worker.engine.arrived = lambda: [Add(coming)]
+
+    def watched(seed: int, choice: int, position: int) -> float:
+        events.append(f"number {seed}, {position}")
+        return uniform(seed, choice, position)
+
+    monkeypatch.setattr("relay.engine.ahead.uniform", watched)
+    events.clear()
+    held = [len(sequence.blocks) for sequence in some]
+    assert held == [1, 1, 2]
+    worker.step()
+    assert events == ["launched", "number 0, 16", "number 1, 17", "number 2, 18", "waited for"]
+    assert [len(sequence.blocks) for sequence in some] == [1, 2, 2]
+    assert len(coming.keys) == 6
+    taken: list[int] = []
+
+    def allocate(n: int) -> list[int] | None:
+        taken.append(n)
+        return BlockBook.allocate(worker.book, n)
+
+    monkeypatch.setattr(worker.book, "allocate", allocate)
+    worker.engine.arrived = list
+    worker.step()
+    assert events[5:] == ["launched", "number 0, 17", "number 1, 18", "number 2, 19", "waited for"]
+    assert taken == [1]  # for the first, ahead of its 17th token
+
+
+def test_no_block_is_given_early_where_there_are_not_enough_for_all() -> None:
+    worker = Worker(n_blocks=3, runner=BesideRunner)
+    some = [worker.sequence(prompt_of(15, n), 4) for n in range(2)]
+    worker.step(*(Add(sequence) for sequence in some))
+    worker.step()
+    assert [len(sequence.tokens) for sequence in some] == [17, 17]
+    assert [len(sequence.blocks) for sequence in some] == [1, 1]
+    while len(worker.finished) < 2:
+        worker.step()
+    assert [worker.got[sequence.id] for sequence in some] == [expected(prompt_of(15, n), 4) for n in range(2)]
+    assert worker.n_preempted == 1
+
+
+def test_a_sequence_that_ends_or_goes_while_its_next_row_was_made_leaves_no_trace() -> None:
+    """By a stop id, by being dropped, by being preempted and computed anew."""
+    answer = expected(prompt_of(16), 30)
+    worker = Worker(n_blocks=12, runner=BesideRunner)
+    ends, goes, stays = (worker.sequence(prompt_of(16), 30, stop_ids=stop) for stop in ((answer[6],), (), ()))
+    worker.step(Add(ends), Add(goes), Add(stays))
+    for _ in range(4):
+        worker.step()
+    worker.step(Drop(goes.id))
+    worker.engine._preempt(stays)
+    while len(worker.finished) < 2:
+        worker.step()
+    assert worker.got[ends.id] == answer[: answer.index(answer[6]) + 1]
+    assert worker.got[stays.id] == answer
+    assert worker.all_back()
 
 
 @pytest.mark.parametrize(

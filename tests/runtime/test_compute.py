@@ -158,3 +158,28 @@ def test_an_idle_thread_uses_no_cpu() -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main)
+
+
+def test_what_has_arrived_can_be_seen_by_a_running_step_and_is_given_to_the_next() -> None:
+    """Once, in order, with what comes later."""
+    seen: list[list[int]] = []
+    calls: list[list[int]] = []
+
+    def step(jobs: list[int]) -> tuple[int | None, bool]:
+        calls.append(jobs)
+        if jobs == [1]:
+            engine.submit(2)
+            engine.submit(3)
+            seen.extend((engine.arrived(), engine.arrived()))
+            engine.submit(4)
+        return len(calls), False
+
+    async def main() -> None:
+        with trio.fail_after(5), trio.CancelScope() as scope:
+            engine.submit(1)
+            await engine.run(lambda results: scope.cancel() if results[-1] == 2 else None)
+
+    engine = ComputeThread[int, int](step)
+    trio.run(main)
+    assert seen == [[2, 3], [2, 3]]
+    assert calls == [[1], [2, 3, 4]]

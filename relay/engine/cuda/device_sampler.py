@@ -1,6 +1,6 @@
 """Draws of a step on the device: `relay.kernels.sample_tokens` with its inputs packed, uploaded and its results read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -27,8 +27,9 @@ class DeviceSampler:
         self._host_rows = runtime.staging(max_rows * ROW.itemsize).view(max_rows, ROW.itemsize)
         self._make_biases(_BIASES_AT_FIRST)
 
-    def draw(self, logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[Logprobs | None]]:
-        """logits: float32 [len(draws), vocab_size]. Waits for the device."""
+    def launch(self, logits: Tensor, draws: Sequence[Draw]) -> Callable[[], tuple[list[int], list[Logprobs | None]]]:
+        """logits: float32 [len(draws), vocab_size]. What it returns waits for the device, and reads ids and log probabilities; it must be
+        called before the next launch."""
         n = len(draws)
         tallied = [i for i, draw in enumerate(draws) if draw.target < 0 and _is_penalized(draw.sampling)]
         slots = {row: slot for slot, row in enumerate(tallied)}
@@ -58,9 +59,13 @@ class DeviceSampler:
             on=self._runtime.on,
         )
         n_top = [max(draw.top, 0) if draw.target >= 0 else draw.sampling.logprobs for draw in draws]
-        self._runtime.finish()
-        ids: list[int] = self._drawn.ids[:n].tolist()
-        return ids, self._logprobs(n_top) if max(n_top) >= 0 else [None] * n
+
+        def read() -> tuple[list[int], list[Logprobs | None]]:
+            self._runtime.finish()
+            ids: list[int] = self._drawn.ids[:n].tolist()
+            return ids, self._logprobs(n_top) if max(n_top) >= 0 else [None] * n
+
+        return read
 
     def _logprobs(self, n_top: list[int]) -> list[Logprobs | None]:
         n, width = len(n_top), max(n_top)

@@ -1,10 +1,11 @@
 """The runner on a device: our kernels over a paged pool, decode steps as replays of captured graphs, chunks launched one by one.
 
 In: a `Batch`. Out: drawn tokens, log probabilities, checksums of what was pushed. Everything that a step writes lies in buffers made once,
-for the largest step; the device is waited for once, when the tokens are read. Its law is `Runner`'s: no kernel's result for a row depends
-on the other rows of a call, on its grid, or on whether the row decodes or is part of a chunk.
+for the largest step; the device is waited for once, when the tokens are read, and the host is free until then. Its law is `Runner`'s: no
+kernel's result for a row depends on the other rows of a call, on its grid, or on whether the row decodes or is part of a chunk.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from relay.engine.cuda.pusher import DevicePusher
 from relay.engine.cuda.step_inputs import Shape, StepInputs
 from relay.engine.cuda.step_limits import StepLimits
 from relay.engine.cuda.weights import DeviceLayer, DeviceWeights
-from relay.engine.runner import Batch, StepResult
+from relay.engine.runner import Batch, Draw, StepResult
 from relay.errors import ModelError
 from relay.kernels.device_runtime import Graph, Runtime
 from relay.kernels.kv_scatter_rope import kv_scatter_rope
@@ -49,8 +50,47 @@ class _Buffers:
     part_ml: Tensor
 
 
+class PendingStep:
+    """What was launched and not yet read. Rows are drawn some at a time, where there are more than the sampler takes."""
+
+    def __init__(self, runtime: Runtime, pusher: DevicePusher, vocab_size: int, *, keep_logits: bool) -> None:
+        self._runtime, self._pusher, self._vocab_size, self._keep_logits = runtime, pusher, vocab_size, keep_logits
+        self._ids: list[int] = []
+        self._logprobs: list[Logprobs | None] = []
+        self._kept: list[Tensor] = []
+        self._drawing: Callable[[], None] | None = None
+
+    def draw(self, sampler: DeviceSampler, logits: Tensor, draws: Sequence[Draw]) -> None:
+        """logits: float32 [len(draws), vocab_size], in a buffer that is free again after `read`."""
+        drawing = sampler.launch(logits, draws)
+
+        def read_these() -> None:
+            ids, logprobs = drawing()
+            self._ids += ids
+            self._logprobs += logprobs
+            if self._keep_logits:
+                self._kept.append(logits.cpu().clone())
+
+        self._drawing = read_these
+
+    def read(self) -> None:
+        """Wait for what is being drawn, if something is."""
+        drawing, self._drawing = self._drawing, None
+        if drawing is not None:
+            drawing()
+
+    def result(self) -> StepResult:
+        with self._runtime.computing():
+            self.read()
+            checksums, push_ns = self._pusher.finish()
+        logits = None
+        if self._keep_logits:
+            logits = np.concatenate([part.numpy() for part in self._kept]) if self._kept else np.empty((0, self._vocab_size), np.float32)
+        return StepResult(self._ids, self._logprobs, checksums, logits, push_ns)
+
+
 class CudaRunner:
-    """A `Runner`. The pool is its worker's; weights may be shared by runners of one process."""
+    """A `Runner` that `Launches`. The pool is its worker's; weights may be shared by runners of one process."""
 
     tile_rows = 16
 
@@ -89,39 +129,33 @@ class CudaRunner:
 
     def step(self, batch: Batch) -> StepResult:
         """See `Runner.step`. Raises ValueError for arrays that lead outside of pool, table or vocabulary; nothing has been written then."""
+        return self.launch(batch).result()
+
+    def launch(self, batch: Batch) -> PendingStep:
+        """See `Launches.launch`. Raises as `step` does."""
         with self._runtime.computing():
             self._pusher.start(batch.pushes)
             bucket = None
             if not batch.pushes and len(batch.tokens) == len(batch.draws) == len(batch.block_table):
                 bucket = self.graphs.bucket_for(len(batch.tokens), int(batch.positions.max(initial=0)) + 1)
             shape = self._inputs.load(batch, 0 if bucket is None else bucket.n_rows)
-            ids: list[int] = []
-            logprobs: list[Logprobs | None] = []
-            kept: list[Tensor] = []
+            step = PendingStep(self._runtime, self._pusher, self.vocab_size, keep_logits=self.keep_logits)
             if bucket is not None and shape.n_chunks == 0 and shape.in_order and self.graphs.replay(bucket):
-                self._draw(batch, 0, self._buffers.logits[: shape.n_rows], ids, logprobs, kept)
+                step.draw(self._sampler, self._buffers.logits[: shape.n_rows], batch.draws)
             else:
                 self.n_eager += 1
                 self._layers(shape)
                 for begin in range(0, len(batch.draws), self._limits.logit_rows):
                     end = min(begin + self._limits.logit_rows, len(batch.draws))
-                    self._draw(batch, begin, self._logits_of(begin, end), ids, logprobs, kept)
-            checksums, push_ns = self._pusher.finish()
-        logits = np.concatenate([part.numpy() for part in kept]) if kept else np.empty((0, self.vocab_size), np.float32)
-        return StepResult(ids, logprobs, checksums, logits if self.keep_logits else None, push_ns)
+                    step.read()
+                    step.draw(self._sampler, self._logits_of(begin, end), batch.draws[begin:end])
+        return step
 
     def replay(self, bucket: Bucket) -> None:
         """The device's part of a decode step once more, on whatever its inputs are, for measuring. Waits."""
         with self._runtime.computing():
             self.graphs.replay(bucket)
             self._runtime.finish()
-
-    def _draw(self, batch: Batch, begin: int, logits: Tensor, ids: list[int], logprobs: list[Logprobs | None], kept: list[Tensor]) -> None:
-        more_ids, more_logprobs = self._sampler.draw(logits, batch.draws[begin : begin + len(logits)])
-        ids += more_ids
-        logprobs += more_logprobs
-        if self.keep_logits:
-            kept.append(logits.cpu().clone())
 
     def _capture(self, bucket: Bucket) -> Graph:
         """Run once on padding, so that everything is loaded, then capture."""

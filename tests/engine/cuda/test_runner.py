@@ -1,5 +1,6 @@
 """The CUDA runner in the emulator: what the reference computes, and the same bits however a sequence is computed."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,6 +16,7 @@ from relay.engine.reference_runner import ReferenceRunner
 from relay.engine.runner import Batch, Draw
 from relay.engine.sampler import choose
 from relay.errors import ModelError
+from relay.kernels.emulator.runtime import EmulatedRuntime
 from relay.kv.memory import KVMemory
 from relay.messages import Sampling
 from relay.model.spec import ModelSpec
@@ -229,6 +231,27 @@ def test_padding_of_a_graph_writes_nothing_into_the_pool() -> None:
     assert graphed.graphs.n_replays[Bucket(4, 512)] == before + 1
     assert torch.equal(graphed.memory.words, eager.memory.words)
     assert set((graphed.memory.words != -1).any(-1).nonzero()[:, 2].tolist()) == {3, 5, 7}
+
+
+@pytest.mark.parametrize("begin", [0, 19], ids=["chunk", "graph"])
+def test_a_launched_step_is_waited_for_when_its_result_is_asked_for(monkeypatch: pytest.MonkeyPatch, begin: int) -> None:
+    """Else the host could do nothing meanwhile."""
+    one, runtime, batch = runner(), runtime_for(64), rows_of(prompt(20), begin)
+    batch = dataclasses.replace(batch, logit_rows=batch.logit_rows[-1:], draws=batch.draws[-1:])
+    one.step(rows_of(prompt(20)))
+    want, n_replays, waits = one.step(batch), sum(one.graphs.n_replays.values()), list[int]()
+
+    def finish() -> None:
+        waits.append(1)
+        EmulatedRuntime.finish(runtime)
+
+    monkeypatch.setattr(runtime, "finish", finish)
+    pending = one.launch(batch)
+    assert waits == []
+    got = pending.result()
+    assert waits
+    assert got.ids == want.ids
+    assert sum(one.graphs.n_replays.values()) == n_replays + (begin > 0)
 
 
 def test_the_smallest_graph_that_holds_a_batch_is_taken() -> None:
