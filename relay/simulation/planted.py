@@ -150,8 +150,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "random numbers are keyed by the attempt's own position": (
         (
-            _ENGINE,
-            "uniform(sampling.seed, sampling.choice, len(sequence.tokens))",
+            "relay.engine.ahead",
+            "uniform(sampling.seed, sampling.choice, len(sequence.tokens) + n_more)",
             "uniform(sampling.seed, sampling.choice, sequence.n_computed % 7)",
         ),
     ),
@@ -183,9 +183,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "the router is not told who is dead": ((_GATEWAY, "            dead=flight.dead,\n", "            dead=(),\n"),),
-    "an older attempt is not given up for a newer": (
-        (_DECODE, "            self._cancel(self._entries[admit.request_id, newest])\n", "            pass\n"),
-    ),
+    "an older attempt is not given up for a newer": ((_DECODE, "            self._cancel(other)\n", "            pass\n"),),
     # --- places
     "Left is not sent": ((_DECODE, "        self._leave(entry.router, entry.key, n_generated, finished=finished)\n", ""),),
     "prefill does not say Left": ((_PREFILL, "        self._leave(job)\n", ""),),
@@ -200,8 +198,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "an Expect on its way to a dead worker is nobody's": (
         (
             _ROUTER,
-            "                self._context.post(place.gateway, Displaced(",
-            "                0 and self._context.post(place.gateway, Displaced(",
+            "                self._context.post(\n                    place.gateway,\n                    Displaced(\n",
+            "                0 and self._context.post(\n                    place.gateway,\n                    Displaced(\n",
         ),
     ),
     "places of a dead worker are kept": (
