@@ -7,7 +7,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from relay.cli.bench import bench
-from tests.running import ROOT, running
+from tests.running import ROOT, running, until
 
 
 def test_relay_serves_a_measured_load(smollm2_path: Path, tmp_path: Path) -> None:
@@ -16,14 +16,15 @@ def test_relay_serves_a_measured_load(smollm2_path: Path, tmp_path: Path) -> Non
     with running(ROOT / "configs" / "quickstart.yaml", tmp_path / "server") as server:
         result = CliRunner().invoke(bench, (server.url, *options, "--save-requests", str(saved)))
         assert result.exit_code == 0, result.output
-        served = server.log().count('"route": "/v1/completions"')
+        served = 2 + 1 + 2  # the probe, the warm-up, the load
+        until(lambda: server.log().count('"route": "/v1/completions"') >= served, 10)
+        assert server.log().count('"route": "/v1/completions"') == served
         server.assert_blocks_come_back()
     body = json.loads(result.stdout)
     assert body["requests"] == {"sent": 2, "ok": 2, "failed": 0, "failures": {}, "short": 0, "without_text": 0}
     assert (body["model"], body["workload"]["prompts"], body["workload"]["ignore_eos"]) == ("smollm2", "token_ids", True)
     assert (body["prompt_tokens"], body["output_tokens"]) == (80, 6)
     assert body["notes"] == []
-    assert served == 2 + 1 + 2  # the probe, the warm-up, the load
     for row in map(json.loads, saved.read_text().splitlines()):
         assert 0 < row["ttft_ms"] <= row["e2e_ms"]
         assert row["chunk_ms"] == sorted(row["chunk_ms"])
