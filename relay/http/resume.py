@@ -42,7 +42,8 @@ class ResumeRoute:
         envelopes = {found.envelope: _ENVELOPE.decode(found.envelope) for found in every}
         own = [envelope for envelope in envelopes.values() if envelope.owner == exchange.caller.name]
         if not own:
-            raise StreamLost(f"there is no stream `{name}` to resume: it was not opened with X-Relay-Resume, or its time ran out")
+            text = "it was not opened with X-Relay-Resume, its time ran out, or the decode worker that remembered it has ended since"
+            raise StreamLost(f"there is no stream `{name}` to resume: {text}")
         envelope = max(own, key=lambda each: (each.created, each.request_id))  # a client may have used its ID twice
         held: dict[str, Held] = {}
         for found in sorted(every, key=lambda each: each.attempt):
