@@ -147,6 +147,9 @@ class RouterActor:
         for holding in message.holdings:
             key = holding.request_id, holding.attempt
             worker.place(key, holding.n_blocks)
+            before = self._places.get(key)  # our own choice, before we heard of this one
+            if before is not None and before.prefill in self._prefill:
+                self._prefill[before.prefill].leave(key)
             self._places[key] = Place(holding.gateway, message.address, holding.prefill, None)
             self._queue.remove(key)
         self._place_queued()
@@ -255,10 +258,15 @@ class RouterActor:
     def _on_declined(self, message: Declined) -> None:
         """We thought there was room (a new router knows less than the pool): it goes first when there is."""
         key = message.request_id, message.attempt
-        place = self._forget(key)
-        if place is None or place.admit is None or key in self._tombstones:
+        decode, place = self._decode.get(message.decode), self._places.get(key)
+        if place is None or place.decode != message.decode:  # another held it already, and has said so since
+            if decode is not None:
+                decode.leave(key)
+                self._place_queued()
             return
-        decode = self._decode.get(message.decode)
+        self._forget(key)
+        if place.admit is None or key in self._tombstones:
+            return
         if decode is not None:
             decode.withheld = max(0, decode.n_blocks - message.n_free_blocks - decode.load)
         self._queue.add(Queued(place.admit, now_ns(), declined=True))
