@@ -9,12 +9,12 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import structlog
 
-from relay.engine.runner import Batch, Done, Pending, Runner, StepResult, launch
+from relay.engine.runner import Batch, Done, Pending, Runner, StepResult, launching
 from relay.kv.layout import KVLayout
 from relay.kv.pool import KVPool
 from relay.messages import Address, Message
@@ -42,8 +42,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 FAULT = msgspec.json.Decoder(Fault)
 
 
+@runtime_checkable
 class FaultyDevice(Protocol):
-    """A device that can be told to fail."""
+    """A device that can be told to fail: an emulated one."""
 
     def lose(self) -> None: ...
     def exhaust(self) -> None: ...
@@ -117,7 +118,7 @@ class FaultyRunner:
     """A runner that reaches the points `step` and `layer`, corrupts what it was told to, and dies of one token, each time."""
 
     def __init__(self, runner: Runner, faults: Faults, poison_token: int | None) -> None:
-        self._runner, self._faults, self._poison_token = runner, faults, poison_token
+        self._runner, self._launch, self._faults, self._poison_token = runner, launching(runner), faults, poison_token
         self.memory: KVPool = runner.memory
         self.vocab_size, self.tile_rows, self.keep_logits = runner.vocab_size, runner.tile_rows, runner.keep_logits
 
@@ -136,7 +137,7 @@ class FaultyRunner:
         timer = threading.Timer(0.003, faults.reached, ("layer",))
         timer.daemon = True
         timer.start()
-        pending = launch(self._runner, batch)
+        pending = self._launch(batch)
 
         def result() -> StepResult:
             computed = pending.result()

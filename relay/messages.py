@@ -436,7 +436,10 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Cached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to router: prefixes that its cache has gained and lost since the last time, as key hints of 8 bytes each, joined."""
+    """Worker to router: prefixes that its cache has gained and lost since the last time, as key hints of 8 bytes each, joined.
+
+    epoch: of the life that says so, whose news may come when it is over.
+    """
 
     worker: str
     epoch: int

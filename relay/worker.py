@@ -27,7 +27,7 @@ from relay.runtime.node import Context
 if TYPE_CHECKING:
     from relay.engine.measured import Measured
     from relay.engine.start import Compute
-    from relay.faults import Faults, FaultyDevice
+    from relay.faults import Faults
     from relay.kv.memory import KVMemory
     from relay.kv.pools import Map
 
@@ -197,9 +197,9 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
         loaded = _on_device(task, epoch, measured, laps) if task.runner == "cuda" else _on_cpu(task, fds, host, measured, laps)
         compute, memory = loaded.compute, loaded.compute.runner.memory
         if faults is not None:
-            from relay.faults import FaultyRunner
+            from relay.faults import FaultyDevice, FaultyRunner
 
-            faults.device = loaded.device
+            faults.device = loaded.device if isinstance(loaded.device, FaultyDevice) else None
             compute = replace(compute, runner=FaultyRunner(compute.runner, faults, task.config.runtime.poison_token))
         engine = start_engine(compute, task.config.engine, book, StepBoard(fds["board"]), measured)
         laps.end("warm_up")
@@ -252,12 +252,12 @@ async def _populate_slowly(memory: "KVMemory") -> None:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A runner on its pool, how pools of others are reached from there, and what is left to do beside. `device`: one that can fail."""
+    """A runner on its pool, how pools of others are reached from there, and what is left to do beside. `device`: that it runs on."""
 
     compute: "Compute"
     map_pool: "Map"
     background: tuple[Callable[[], Awaitable[None]], ...] = ()
-    device: "FaultyDevice | None" = None
+    device: object = None
 
 
 def _lack_explained(task: EngineTask) -> AbstractContextManager[None]:
@@ -274,7 +274,6 @@ def _on_device(task: EngineTask, epoch: int, measured: "Measured", laps: "Laps")
     os.environ[ORDER[0]] = ORDER[1]  # before CUDA starts
     from relay.engine.cuda.compute import cuda_compute, device_pools, open_device
     from relay.engine.cuda.pool import DevicePool
-    from relay.kernels.emulator.runtime import EmulatedRuntime
     from relay.model.load import read_spec
     from relay.plan import step_limits
 
@@ -285,7 +284,7 @@ def _on_device(task: EngineTask, epoch: int, measured: "Measured", laps: "Laps")
     limits = step_limits(task.config, read_spec(path), task.layout)
     compute = cuda_compute(path, pool, runtime, limits, measured, exact=task.config.engine.exact)
     laps.end("weights")
-    return _Loaded(compute, device_pools(task.layout, runtime), device=runtime if isinstance(runtime, EmulatedRuntime) else None)
+    return _Loaded(compute, device_pools(task.layout, runtime), device=runtime)
 
 
 def _on_cpu(task: EngineTask, fds: dict[str, int], host: Host, measured: "Measured", laps: "Laps") -> _Loaded:

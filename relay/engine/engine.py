@@ -21,7 +21,7 @@ from relay.clock import now_ns
 from relay.engine.ahead import RowsAhead, next_draw
 from relay.engine.board import StepBoard
 from relay.engine.report import Advance, StepReport
-from relay.engine.runner import Batch, Done, Draw, Push, Runner, StepResult, launch
+from relay.engine.runner import Batch, Done, Draw, Push, Runner, StepResult, launching
 from relay.engine.sequence import Sequence, SequenceId
 from relay.kv.book import BlockBook
 from relay.kv.prefix import BlockKey
@@ -98,7 +98,7 @@ class Engine:
         first: Literal["mixed", "decode", "prefill"] = "mixed",
         board: StepBoard | None = None,
     ) -> None:
-        self._runner, self._book, self._clock = runner, book, clock
+        self._runner, self._book, self._clock, self._launch = runner, book, clock, launching(runner)
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
         self._first, self._n_pauses = first, 0
         self._board = board
@@ -122,7 +122,7 @@ class Engine:
         """One turn; the bool says whether there is more that can be computed now."""
         step = self.begin(jobs)
         if step.batch is not None:
-            pending = launch(self._runner, step.batch)
+            pending = self._launch(step.batch)
             if not isinstance(pending, Done):
                 self._look_ahead(step)
             self.end(step, pending.result())

@@ -5,6 +5,7 @@ before it in its own sequence and on nothing else; not on what shares the batch,
 the KV, bit for bit.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -121,6 +122,6 @@ class Launches(Protocol):
         ...
 
 
-def launch(runner: Runner, batch: Batch) -> Pending:
-    """Begin a step, or, where the runner knows no such thing, compute it. Raises as `Runner.step` does."""
-    return runner.launch(batch) if isinstance(runner, Launches) else Done(runner.step(batch))
+def launching(runner: Runner) -> Callable[[Batch], Pending]:
+    """What begins a step, or, where the runner knows no such thing, computes it. Raises as `Runner.step` does."""
+    return runner.launch if isinstance(runner, Launches) else lambda batch: Done(runner.step(batch))

@@ -10,6 +10,8 @@ from relay.clock import now_ns
 from relay.http.exchange import Exchange
 from relay.messages import Decision
 
+_OVER_WITHIN_S = 1.0
+
 
 class CandidateRecord(msgspec.Struct, frozen=True, kw_only=True):
     """See `relay.messages.Candidate`."""
@@ -102,9 +104,6 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
-_OVER_WITHIN_S = 1.0
-
-
 class Records:
     """At most `limit`; the oldest goes first. A client's ID names the latest request that used it, among those that the asker may see.
 
@@ -126,9 +125,9 @@ class Records:
 
     async def until_over(self, question: Question) -> None:
         """Wait for the requests of this name whose last byte is on its way."""
-        names = (exchange for exchange in self._open.values() if question.name in (exchange.request_id, exchange.public_id))
+        ending = [each for each in self._open.values() if each.ending and question.name in (each.request_id, each.public_id)]
         with trio.move_on_after(_OVER_WITHIN_S):
-            for exchange in [exchange for exchange in names if exchange.ending]:
+            for exchange in ending:
                 await exchange.over.wait()
 
     def keep(self, kept: Record) -> None:

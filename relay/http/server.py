@@ -96,22 +96,18 @@ class Connection(TCPServer):
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return
-        sent, data = False, event.data
         try:
-            if not self.send_lock.locked():
-                data = self._taken_at_once(data)
-            if data:
-                async with self.send_lock:
-                    with trio.move_on_after(self.write_timeout_s, shield=True):
-                        await self.stream.send_all(data)
-                        sent = True
-            else:
-                sent = True
+            data = event.data if self.send_lock.locked() else self._taken_at_once(event.data)
+            if not data:
+                return
+            async with self.send_lock:
+                with trio.move_on_after(self.write_timeout_s, shield=True):
+                    await self.stream.send_all(data)
+                    return
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
-        if not sent:
-            await trio.aclose_forcefully(self.stream)
-            await self.protocol.handle(Closed())
+        await trio.aclose_forcefully(self.stream)
+        await self.protocol.handle(Closed())
 
     def _taken_at_once(self, data: bytes) -> bytes:
         """Write what the socket takes without waiting, a token's event nearly always whole; returns the rest. Raises OSError."""

@@ -115,7 +115,7 @@ def test_without_a_decode_worker_the_prefill_worker_decodes(server: RunningServe
     os.kill(pid_of(server, "decode-0"), signal.SIGKILL)
     assert reader.join().text == undisturbed
     ledger = server.http.get(f"/v1/requests/{reader.request_id}/ledger").json()
-    assert ledger["attempts"] in (2, 3)  # one more if the router's word came before the news that it was in the dead worker's step
+    assert ledger["attempts"] == 2
     assert ledger["decisions"][-1]["decode"][0]["worker"].startswith("decode/1@")
     assert ledger["spans"]["retry.wasted"] > 0
     assert sum(ledger["spans"].values()) == ledger["wall_ns"]
