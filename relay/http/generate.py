@@ -19,7 +19,7 @@ from relay.errors import ClientGone, ContextTooLong, DeadlineExceeded, InvalidRe
 from relay.http.choice import Choice, Seen, echoed
 from relay.http.exchange import Exchange
 from relay.http.limits import Meter, most_tokens
-from relay.http.positions import Positions
+from relay.http.positions import Positions, check_position
 from relay.ledger.spans import Span
 from relay.messages import Address, Resumable, Stopping
 from relay.openai.chat import ChatRequest, parse_chat
@@ -123,6 +123,7 @@ class Endpoint(ABC, Generic[Request]):
         bell = Bell()
         resumable = Resumable(envelope.public_id, msgspec.msgpack.encode(envelope))
         choices = self._choices(exchange, request, prompts, bell, envelope.seed, resumable)
+        check_position(seen, choices)
         for choice in choices:
             if choice.flight.request_id not in held:
                 raise StreamLost(f"choice {choice.index} of `{envelope.public_id}` is not there any more; ask anew")

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relay.errors import InvalidRequest
 from relay.http.choice import Choice, Seen
@@ -24,6 +24,15 @@ class Positions:
         name = ";".join(f"{index}.{seen.n_tokens}{'f' * seen.finished}" for index, seen in self._seen.items())
         at = events.rfind(b"\n\ndata: ") + 2 if b"\n\ndata: " in events else 0
         return b"%sid: %s\n%s" % (events[:at], name.encode(), events[at:])
+
+
+def check_position(seen: Mapping[int, Seen], choices: Sequence[Choice]) -> None:
+    """Raises InvalidRequest for what no event of this stream can have said."""
+    most = {choice.index: choice.flight.stopping.max_tokens for choice in choices}
+    for index, each in seen.items():
+        if each.n_tokens > most.get(index, -1):
+            text = f"there is no choice {index}" if index not in most else f"choice {index} has {most[index]} tokens at most"
+            raise InvalidRequest(f"Last-Event-ID is of another stream: {text}", param="Last-Event-ID")
 
 
 def read_position(text: str) -> dict[int, Seen]:

@@ -223,3 +223,15 @@ def test_a_stream_that_was_not_opened_so_cannot_be_resumed(server: RunningServer
     assert response.json()["error"]["code"] == "stream_lost"
     response = server.http.get("/v1/requests/nobody/stream", headers={"Last-Event-ID": "what"})
     assert response.status_code == 400
+
+
+@pytest.mark.parametrize("position", ["0.100000", "1.3", "0.2;7.1"])
+def test_a_position_that_no_event_of_the_stream_had_is_refused(server: RunningServer, position: str) -> None:
+    reader = Reader(f"{server.url}/v1/completions", headers={"X-Relay-Resume": "true", "X-Request-ID": f"at-{position[:3]}"}, body=BODY)
+    until(lambda: reader.n_events >= 3, 60)
+    reader.leave()
+    response = server.http.get(f"/v1/requests/at-{position[:3]}/stream", headers={"Last-Event-ID": position})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "Last-Event-ID"
+    rest = Reader(f"{server.url}/v1/requests/at-{position[:3]}/stream", method="GET", headers={"Last-Event-ID": reader.last_id}).join()
+    assert rest.done
