@@ -182,6 +182,19 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "        flight.decode = message.decode\n",
         ),
     ),
+    "nobody tells a gateway of the death of its decode worker": (
+        (
+            _GATEWAY,
+            "        flight.decode = message.decode\n        self._context.monitor(message.decode)\n",
+            "        flight.decode = message.decode\n",
+        ),
+        (_GATEWAY, "            self._context.monitor(address)  # it may hold", "            pass  # it may hold"),
+        (
+            _ROUTER,
+            "                self._context.post(\n                    place.gateway,\n                    Displaced(\n",
+            "                0 and self._context.post(\n                    place.gateway,\n                    Displaced(\n",
+        ),
+    ),
     "the router is not told who is dead": ((_GATEWAY, "            dead=flight.dead,\n", "            dead=(),\n"),),
     "an older attempt is not given up for a newer": ((_DECODE, "            self._cancel(other)\n", "            pass\n"),),
     # --- places

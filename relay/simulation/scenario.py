@@ -193,6 +193,8 @@ def _wild(draw: random.Random) -> float:
 
 def _visits(draw: random.Random, max_context: int, spread_s: float, n_gateways: int) -> tuple[Visit, ...]:
     prefixes = [tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, max_context // 2))) for _ in range(draw.choice((1, 3)))]
+    passages = [tuple(draw.randrange(VOCAB_SIZE) for _ in range(BLOCK_TOKENS * draw.choice((1, 1, 2)))) for _ in range(3)]
+    reordering = draw.choice((0.0, 0.0, 0.4))
     n = draw.choice((3, 6, 10, 14))
     poisonous = draw.randrange(n) if draw.random() < 0.08 else -1
     leaving = draw.choice((0.0, 0.2, 0.6))
@@ -200,6 +202,8 @@ def _visits(draw: random.Random, max_context: int, spread_s: float, n_gateways: 
     visits = []
     for i in range(n):
         head = draw.choice(prefixes) if draw.random() < 0.7 else ()
+        if draw.random() < reordering:  # the same blocks behind different ones
+            head = tuple(token for _ in range(draw.choice((2, 3))) for token in draw.choice(passages))
         tail = tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((0, 1, 3, 9))))
         prompt = (head + tail)[: max_context - 1] or (7,)
         leaves, resumes = draw.random() < leaving, draw.random() < resuming

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relay.actors.decode import DecodeActor
-from relay.actors.gateway import GatewayActor
+from relay.actors.gateway import Flight, GatewayActor
 from relay.actors.prefill import PrefillActor
 from relay.actors.router import RouterActor
 from relay.clock import now_ns
@@ -18,6 +18,7 @@ from relay.ledger.spans import Span
 from relay.messages import (
     Address,
     Admit,
+    Announced,
     Cancel,
     Declined,
     Detach,
@@ -69,6 +70,10 @@ class Watch:
         self._resuming: dict[tuple[Address, str], None] = {}  # this decode actor is answering a Resume
         self._replays: Counter[tuple[Address, Address, Key]] = Counter()  # how often a row from the first token on is to come again
         self._first: dict[tuple[Address, Key], None] = {}  # first tokens that this prefill actor has sent to a gateway
+        self._homes: dict[tuple[Flight, int], Address] = {}  # where this attempt of it was placed first
+        self._left: dict[tuple[Address, Key], None] = {}  # what this prefill actor has told the router that it is done with
+        self._owes_left: dict[tuple[Address, Key], None] = {}  # what it has told others so
+        self._held: dict[Key, None] = {}  # attempts at the decode actor that is about to handle an Expect
         self.tried: dict[str, None] = {}  # requests in whose lone step a worker died by chance
         self.n_endings_sent = 0
 
@@ -96,8 +101,12 @@ class Watch:
                 if (source, key) not in self._first:
                     raise Violation("first token on two roads", f"{source} has not sent {key} to its gateway")
                 self._end_lease(source, to, key)
+                self._owes_left[source, key] = None
             case Returned():
                 self._end_lease(source, to, (message.request_id, message.attempt))
+                self._owes_left[source, (message.request_id, message.attempt)] = None
+            case Left():
+                self._left[source, (message.request_id, message.attempt)] = None
             case Tokens():
                 for row in message.rows:
                     self._row(source, to, row)
@@ -126,6 +135,10 @@ class Watch:
         elif isinstance(message, Resume):
             self._resuming[address, message.request_id] = None
             self._replays[address, message.gateway, (message.request_id, message.attempt)] += 1
+        elif isinstance(message, Expect):
+            decode_actor = life.actors[address.actor]
+            assert isinstance(decode_actor, DecodeActor)
+            self._held = dict.fromkeys(decode_actor._entries)
 
     def handled(self, life: "Life", address: Address, message: Message) -> None:
         """The actor has gone on to its next message."""
@@ -152,6 +165,11 @@ class Watch:
             self._is_mourned(life, address, message.address)
         elif isinstance(message, Placed | Tokens):
             self._is_answered(life, address, message)
+        elif isinstance(message, Expect):
+            self._is_leased_rightly(life, address, message)
+        elif isinstance(message, Announced):
+            self._is_known(life, address, message)
+        self._has_left(life, address)
         if address.actor.startswith("router/"):
             router = life.actors[address.actor]
             assert isinstance(router, RouterActor)
@@ -181,6 +199,8 @@ class Watch:
         problem = life.book.counts().audit()
         if problem:
             raise Violation("blocks", f"{life}: {problem}")
+        for address in life.addresses:
+            self._has_left(life, address)
 
     def writes(self, writer: "Life", owner: "Life", key: Key, blocks: list[int]) -> None:
         """Into leased blocks: who writes must hold that lease, and not have given it up."""
@@ -228,6 +248,10 @@ class Watch:
         if isinstance(message, Placed):
             flight = gateway._flights.get(message.request_id)
             stale = flight is None or flight.attempt != message.attempt or flight.decode != message.decode
+            if flight is not None and flight.decode is not None:
+                home = self._homes.setdefault((flight, flight.attempt), flight.decode)
+                if flight.decode != home:
+                    raise Violation("two places", f"{address} has {message.request_id} at {home}, and now at {flight.decode}")
             keys = [(message.request_id, message.attempt)] if stale else []
         else:
             self._finished.update({(address, row.request_id): None for row in message.rows if row.finish})
@@ -237,6 +261,40 @@ class Watch:
         for key in keys:
             if (address, key) not in self._forwarded:
                 raise Violation("cancel lost", f"{address} has mail of {key}, waits for none, and has not said so")
+
+    def _is_leased_rightly(self, life: "Life", address: Address, message: Expect) -> None:
+        """A newer attempt ends the older ones here, and takes nothing that a preempted sequence waits for."""
+        decode, key = life.actors[address.actor], (message.admit.request_id, message.admit.attempt)
+        assert isinstance(decode, DecodeActor)
+        if key not in decode._entries or key in self._held:
+            return
+        for other, entry in decode._entries.items():
+            if other[0] == key[0] and other[1] < key[1] and entry.state in ("leased", "running"):
+                raise Violation("cancel lost", f"{address} goes on with {other}, and takes {key}")
+        counts = life.book.counts()
+        if counts.free + counts.cached < life.book._reserved:
+            text = f"{life} leases for {key}, and leaves {counts.free + counts.cached} of {life.book._reserved} blocks"
+            raise Violation("lease of what is reserved", text)
+
+    def _is_known(self, life: "Life", address: Address, message: Announced) -> None:
+        """What a decode actor holds as it announces itself, and still does."""
+        router = life.actors[address.actor]
+        assert isinstance(router, RouterActor)
+        worker = self._world.supervisor.life_of(message.worker)
+        decode = worker.actors[message.address.actor] if worker is not None and message.address in worker.addresses else None
+        if isinstance(decode, DecodeActor):
+            for key, entry in decode._entries.items():
+                if entry.router == address and key not in router._places:
+                    raise Violation("places", f"{address} knows nothing of {key} at {message.address}, which has announced itself")
+
+    def _has_left(self, life: "Life", address: Address) -> None:
+        """A prefill actor that is done with a prompt has told the router so too."""
+        actor = life.actors[address.actor]
+        if isinstance(actor, PrefillActor):
+            for owed in [owed for owed in self._owes_left if owed[0] == address]:
+                del self._owes_left[owed]
+                if owed not in self._left and actor._router is not None:
+                    raise Violation("loads", f"{address} is done with {owed[1]}, and has not told the router")
 
     def _is_revoked(self, life: "Life", address: Address, key: Key) -> None:
         lease = self._leases.get((address, key))
