@@ -143,24 +143,28 @@ void mix_blocks(const uint8_t* const* v, int n, int head_dim, int c, const float
 
 // Scores of tokens [begin, end) become their weights, those of the other tokens in blocks [0, n_blocks) 0. Returns the top score.
 float soften(float* scores, int n_blocks, int begin, int end, float& total) {
+    // blocks [first, last) are touched; of those, [first_full, last_full) have no token outside
+    const int first = begin / TOKENS, last = end > begin ? (end + TOKENS - 1) / TOKENS : first;
+    const int first_full = (begin + TOKENS - 1) / TOKENS, last_full = end / TOKENS;
+    const auto is_full = [&](int b) { return b >= first_full && b < last_full; };
+    const auto inside = [&](int b, Floats x, Floats outside) {
+        return lanes_below(begin - TOKENS * b, outside, lanes_below(end - TOKENS * b, x, outside));
+    };
     Floats top = all(NOTHING);
-    for (int b = begin / TOKENS; b * TOKENS < end; b++) {
-        Floats s = lanes_below(end - TOKENS * b, load(scores + TOKENS * b), all(NOTHING));
-        s = lanes_below(begin - TOKENS * b, all(NOTHING), s);
-        store(scores + TOKENS * b, s);
-        top = max(top, s);
+    for (int b = first; b < last; b++) {
+        const Floats s = load(scores + TOKENS * b);
+        top = max(top, is_full(b) ? s : inside(b, s, all(NOTHING)));
     }
     const float m = max_of_lanes(top);
     Floats sum = zeros();
-    for (int b = 0; b < n_blocks; b++) {
-        Floats p = zeros();
-        if (TOKENS * (b + 1) > begin && TOKENS * b < end) {
-            p = exponential(sub(load(scores + TOKENS * b), all(m)));
-            p = lanes_below(begin - TOKENS * b, zeros(), lanes_below(end - TOKENS * b, p, zeros()));
-            sum = add(sum, p);
-        }
+    for (int b = 0; b < first; b++) store(scores + TOKENS * b, zeros());
+    for (int b = first; b < last; b++) {
+        const Floats s = load(scores + TOKENS * b);
+        const Floats p = is_full(b) ? exponential(sub(s, all(m))) : inside(b, exponential(sub(inside(b, s, all(NOTHING)), all(m))), zeros());
+        sum = add(sum, p);
         store(scores + TOKENS * b, p);
     }
+    for (int b = last; b < n_blocks; b++) store(scores + TOKENS * b, zeros());
     total = sum_of_lanes(sum);
     return m;
 }
