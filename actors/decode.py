@@ -57,6 +57,7 @@ from relay.runtime.node import Context
 Rows = dict[Address, list[tuple[Row, Trail]]]
 
 _RESUMED = "another gateway resumed this stream"
+_DRAINED = "the decode worker is being drained"
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ class DecodeActor:
             self._context.post(self._router, Withdrawn(address=self._context.address))
         for entry in list(self._entries.values()):
             if entry.state in ("leased", "running"):
-                self._displace(entry, "the decode worker is being drained")
+                self._displace(entry, _DRAINED, (self._context.address,), drained=True)
                 self._cancel(entry)
         while self._entries:
             await self._empty.wait()
@@ -202,7 +203,10 @@ class DecodeActor:
             )
             return
         if self._draining:
-            self._context.post(admit.gateway, Displaced(request_id=key[0], attempt=key[1], reason="the decode worker is being drained"))
+            self._context.post(
+                admit.gateway,
+                Displaced(request_id=key[0], attempt=key[1], reason=_DRAINED, dead=(self._context.address,), drained=True),
+            )
             self._leave(message.router, key, 0, finished=False)
             return
         newest = self._attempts.get(admit.request_id, 0)
@@ -499,6 +503,7 @@ class DecodeActor:
         suspect: bool = False,
         convicted: bool = False,
         lost: bool = False,
+        drained: bool = False,
     ) -> None:
         if entry.log is not None and not lost:
             entry.log.displaced = reason
@@ -514,6 +519,7 @@ class DecodeActor:
                 suspect=suspect,
                 convicted=convicted,
                 lost=lost,
+                drained=drained,
             ),
         )
 

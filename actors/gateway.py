@@ -293,7 +293,9 @@ class GatewayActor:
         if flight is not None and message.lost:
             self._end(flight, error=StreamLost(f"the stream cannot be resumed: {message.reason}"))
         elif flight is not None:
-            self._retry(flight, message.reason, message.dead, suspect=message.suspect, convicted=message.convicted)
+            self._retry(
+                flight, message.reason, message.dead, suspect=message.suspect, convicted=message.convicted, drained=message.drained
+            )
 
     def _on_down(self, message: Down) -> None:
         """A dead router: what is placed goes on, the rest waits for the next one. A dead decode worker: try again elsewhere.
@@ -311,10 +313,12 @@ class GatewayActor:
                 flight.dead = (*flight.dead, address)
                 self._admit(flight)
 
-    def _retry(self, flight: Flight, reason: str, dead: tuple[Address, ...], *, suspect: bool, convicted: bool) -> None:
-        """The next attempt; unless it died alone on trial, or too many died without a token in between."""
+    def _retry(
+        self, flight: Flight, reason: str, dead: tuple[Address, ...], *, suspect: bool, convicted: bool, drained: bool = False
+    ) -> None:
+        """The next attempt; unless it died alone on trial, or too many died without a token in between. A drain is no failure."""
         flight.ledger.close(Span.RETRY_WASTED, max(now_ns(), flight.ledger.cursor_ns))
-        flight.failures += 1
+        flight.failures += not drained
         flight.dead = tuple(dict.fromkeys(flight.dead + dead))
         log.warning("attempt lost", request_id=flight.request_id, attempt=flight.attempt, reason=reason, tokens=len(flight.ids))
         flight.suspect = flight.suspect or suspect

@@ -161,6 +161,7 @@ class RouterActor:
         if key in self._places or key in self._queue or key in self._tombstones:
             return  # a gateway that repeats itself after a death, or that has cancelled it
         for address in message.dead:
+            self._dead[address] = None
             self._forget_worker(address)
         if len(self._queue) >= self._config.max_queue and not message.again:
             self._refuse(message, Overloaded(f"{len(self._queue)} requests are waiting already; try again later", retry_after_s=1.0))
@@ -321,11 +322,19 @@ class RouterActor:
         self._place_queued()
 
     def _forget_worker(self, address: Address) -> None:
-        """Dead, or said to be: its cache is gone with it, unless its successor has announced another."""
+        """Dead, drained, or said to be, and with it all actors of its process: its cache is gone, unless a successor has announced another."""
+        gone = self._prefill.get(address) or self._decode.get(address)
+        if gone is None:
+            return
+        successor = False
         for workers in (self._prefill, self._decode):
-            worker = workers.pop(address, None)
-            if worker is not None and not any(other.worker == worker.worker for other in (*self._prefill.values(), *self._decode.values())):
-                self._caches.pop(worker.worker, None)
+            for other in [other for other in workers.values() if other.worker == gone.worker]:
+                if other.address.epoch == address.epoch:
+                    del workers[other.address]
+                else:
+                    successor = True
+        if not successor:
+            self._caches.pop(gone.worker, None)
 
     def _forget(self, key: Key) -> Place | None:
         place = self._places.pop(key, None)

@@ -168,11 +168,16 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "what is not placed is not admitted again after a router's death": (
         (_GATEWAY, "                if flight.decode is None:\n                    self._admit(flight)\n", "                pass\n"),
     ),
+    "a gateway does not say where it was drained": (
+        (_DECODE, "(self._context.address,), drained=True)\n                self._cancel", "drained=True)\n                self._cancel"),
+        (_DECODE, "reason=_DRAINED, dead=(self._context.address,), drained=True", "reason=_DRAINED, drained=True"),
+    ),
+    "a drain counts as a failure": ((_GATEWAY, "        flight.failures += not drained\n", "        flight.failures += 1\n"),),
     "a displaced attempt is not tried again": (
         (
             _GATEWAY,
-            "            self._retry(flight, message.reason, message.dead, suspect=message.suspect, convicted=message.convicted)",
-            "            pass",
+            "        elif flight is not None:\n            self._retry(\n                flight, message.reason",
+            "        elif flight is not None:\n            0 and self._retry(\n                flight, message.reason",
         ),
     ),
     "a gateway does not watch its decode worker": (

@@ -73,6 +73,8 @@ class Watch:
         self._homes: dict[tuple[Flight, int], Address] = {}  # where this attempt of it was placed first
         self._left: dict[tuple[Address, Key], None] = {}  # what this prefill actor has told the router that it is done with
         self._owes_left: dict[tuple[Address, Key], None] = {}  # what it has told others so
+        self._drained: dict[tuple[Address, Address, str], int] = {}  # this decode actor has displaced that attempt for this gateway
+        self._n_failures = 0  # of the flight whose Displaced its gateway is about to handle
         self._held: dict[Key, None] = {}  # attempts at the decode actor that is about to handle an Expect
         self.tried: dict[str, None] = {}  # requests in whose lone step a worker died by chance
         self.n_endings_sent = 0
@@ -90,6 +92,8 @@ class Watch:
             case Placed():
                 self._not_cancelled(source, (message.request_id, message.attempt), "says that it is placed")
             case Displaced() if source.actor.startswith("decode/"):
+                if message.drained:
+                    self._drained[source, to, message.request_id] = message.attempt
                 if (source, message.request_id) not in self._resuming:
                     self._not_cancelled(source, (message.request_id, message.attempt), "says that it is displaced")
             case Revoke():
@@ -114,6 +118,8 @@ class Watch:
                 key = message.admit.request_id, message.admit.attempt
                 if (source, key) in self._routed_cancels:
                     raise Violation("computed after its cancel", f"{source} places {key} after its Cancel")
+                if self._drained.get((to, message.admit.gateway, key[0]), key[1]) < key[1]:
+                    raise Violation("placed where it was drained", f"{source} places {key} at {to}, which has displaced it as it drained")
                 self._placed[source, key] = to
             case Cancel():
                 self.n_endings_sent += 1
@@ -139,6 +145,11 @@ class Watch:
             decode_actor = life.actors[address.actor]
             assert isinstance(decode_actor, DecodeActor)
             self._held = dict.fromkeys(decode_actor._entries)
+        elif isinstance(message, Displaced):
+            gateway = life.actors[address.actor]
+            assert isinstance(gateway, GatewayActor)
+            flight = gateway._flights.get(message.request_id)
+            self._n_failures = flight.failures if flight is not None else 0
 
     def handled(self, life: "Life", address: Address, message: Message) -> None:
         """The actor has gone on to its next message."""
@@ -167,6 +178,12 @@ class Watch:
             self._is_answered(life, address, message)
         elif isinstance(message, Expect):
             self._is_leased_rightly(life, address, message)
+        elif isinstance(message, Displaced) and message.drained:
+            gateway = life.actors[address.actor]
+            assert isinstance(gateway, GatewayActor)
+            flight = gateway._flights.get(message.request_id)
+            if flight is not None and flight.failures > self._n_failures:
+                raise Violation("a drain is no failure", f"{address} counts it as one of {message.request_id}")
         elif isinstance(message, Announced):
             self._is_known(life, address, message)
         self._has_left(life, address)
