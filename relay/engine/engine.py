@@ -400,37 +400,45 @@ class Engine:
             batch = ahead.batch([part.sequence for part in parts])
             if batch is not None:
                 return batch, [(part.sequence, True) for part in parts]
-        n_rows = sum(part.n_rows for part in parts)
-        tokens, positions, owner = (np.empty(n_rows, dtype=np.int32) for _ in range(3))
-        table = np.full((len(parts), max(len(part.sequence.blocks) for part in parts)), -1, dtype=np.int32)
+        width = max(len(part.sequence.blocks) for part in parts)
+        tokens: list[int] = []
+        positions: list[int] = []
+        owner: list[int] = []
+        table: list[int] = []
         logit_rows: list[int] = []
         draws: list[Draw] = []
         of_row: list[tuple[Sequence, bool]] = []
         pushes: list[Push] = []
-        at = 0
         for i, part in enumerate(parts):
-            sequence, end = part.sequence, at + part.n_rows
+            sequence, n_rows = part.sequence, part.n_rows
             known = ahead.find(sequence) if ahead is not None else None
             # a running sequence computes its last token only; its KV is complete up to there
             first = sequence.n_computed
-            tokens[at:end] = sequence.tokens[first : first + part.n_rows]
-            positions[at:end] = np.arange(first, first + part.n_rows)
-            owner[at:end] = i
-            n_blocks = len(sequence.blocks)
-            table[i, :n_blocks] = sequence.blocks if ahead is None or known is None else ahead.table[known, :n_blocks]
             if sequence.prompt_logprobs >= 0:
-                for row in range(part.n_rows - part.draws):
-                    logit_rows.append(at + row)
+                for row in range(n_rows - part.draws):
+                    logit_rows.append(len(tokens) + row)
                     draws.append(self._score(sequence, first + row + 1))
                     of_row.append((sequence, False))
+            tokens += sequence.tokens[first : first + n_rows]
+            positions += range(first, first + n_rows)
+            owner += [i] * n_rows
+            table += sequence.blocks
+            table += [-1] * (width - len(sequence.blocks))
             if part.draws:
-                logit_rows.append(end - 1)
+                logit_rows.append(len(tokens) - 1)
                 draws.append(next_draw(sequence) if ahead is None or known is None else ahead.draws[known])
                 of_row.append((sequence, True))
             if sequence.target is not None:
-                pushes.append(self._push(sequence, first + part.n_rows))
-            at = end
-        batch = Batch(tokens, positions, owner, table, np.asarray(logit_rows, dtype=np.int32), tuple(draws), tuple(pushes))
+                pushes.append(self._push(sequence, first + n_rows))
+        batch = Batch(
+            np.array(tokens, dtype=np.int32),
+            np.array(positions, dtype=np.int32),
+            np.array(owner, dtype=np.int32),
+            np.array(table, dtype=np.int32).reshape(len(parts), width),
+            np.array(logit_rows, dtype=np.int32),
+            tuple(draws),
+            tuple(pushes),
+        )
         return batch, of_row
 
     def _score(self, sequence: Sequence, position: int) -> Draw:
