@@ -109,8 +109,7 @@ class Client:
         if now - last.ended_s < grace_s:
             alive = [address for life in self._world.supervisor.lives() for address in life.addresses]
             for request_id in missing:
-                flights = [flight for each in self.connections for flight in each.flights if flight.request_id == request_id]
-                spoke_ns = max((flight.token_ns[-1] for flight in flights if flight.token_ns), default=last.ledger.start_ns)
-                ended_early = now_ns() - spoke_ns > 1e9 * grace_s  # or, at a gateway that hangs, without a token heard
+                spoke_s = self._world.watch.spoke_s.get(request_id, 0.0)
+                ended_early = now - spoke_s > grace_s  # what it said since may be on its way yet, or at a gateway that hangs
                 if placed.get(request_id) in alive and not ended_early:
                     raise Violation("stream lost", f"{request_id} was placed at {placed[request_id]} and cannot be resumed")

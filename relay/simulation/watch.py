@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import trio
+
 from relay.actors.decode import DecodeActor
 from relay.actors.gateway import Flight, GatewayActor
 from relay.actors.prefill import PrefillActor
@@ -76,6 +78,7 @@ class Watch:
         self._drained: dict[tuple[Address, Address, str], int] = {}  # this decode actor has displaced that attempt for this gateway
         self._n_failures = 0  # of the flight whose Displaced its gateway is about to handle
         self._held: dict[Key, None] = {}  # attempts at the decode actor that is about to handle an Expect
+        self.spoke_s: dict[str, float] = {}  # when a decode actor last said that it has this request, or sent tokens of it
         self.tried: dict[str, None] = {}  # requests in whose lone step a worker died by chance
         self.n_endings_sent = 0
 
@@ -91,6 +94,7 @@ class Watch:
                 self._leases[source, (message.request_id, message.attempt)] = Lease(to, dict.fromkeys(blocks))
             case Placed():
                 self._not_cancelled(source, (message.request_id, message.attempt), "says that it is placed")
+                self.spoke_s[message.request_id] = trio.current_time()
             case Displaced() if source.actor.startswith("decode/"):
                 if message.drained:
                     self._drained[source, to, message.request_id] = message.attempt
@@ -328,6 +332,7 @@ class Watch:
         if source.actor.startswith("prefill/"):
             self._first[source, key] = None
             return
+        self.spoke_s[row.request_id] = trio.current_time()
         expected = self._next.get((source, gateway, key), row.first)
         if row.first != expected and row.first == 0 and self._replays[source, gateway, key]:
             self._replays[source, gateway, key] -= 1
