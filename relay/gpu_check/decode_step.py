@@ -46,7 +46,8 @@ def run(found: Found, rehearse: bool) -> None:
             found.time(f"decode, {n} x {context}: launched one by one", launched, "ms", least=least)
     seconds = _median(partial(runner.step, prompt(chunk)), stage.size(5, 1))
     most = product / (2 * n_matrix_weights(spec))
-    found.rate(f"prefill, a chunk of {chunk}", chunk / seconds, "tokens/s", most=most)
+    note = "the runner alone: no scheduling, no push"
+    found.rate(f"prefill, a chunk of {chunk}", chunk / seconds, "tokens/s", most=most, note=note)
 
 
 def _median(run: Callable[[], object], times: int) -> float:

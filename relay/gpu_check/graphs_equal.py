@@ -1,9 +1,11 @@
 """Section `graphs`: a replayed step has the bits of one that was launched, and of the same rows in a chunk; other rows leave no trace."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from relay.engine.cuda.step_limits import StepLimits
-from relay.engine.runner import Batch
+from relay.engine.runner import Batch, Runner
 from relay.gpu_check.batches import decoding, prompt
 from relay.gpu_check.models import programs_of, random_checkpoint, runner_on
 from relay.gpu_check.report import Found
@@ -17,16 +19,10 @@ def run(found: Found, rehearse: bool) -> None:
     limits = StepLimits(stage.size(64, 4), stage.size(512, 64), stage.size(2048, 128))
     graphed = runner_on(stage, checkpoint, stage.size(4200, 40), limits)
     eager = runner_on(stage, checkpoint, stage.size(4200, 40), limits, graphs=False)
-    eager.memory.words.copy_(graphed.memory.words)
-    whole = None
-    for n in (1, 3) if rehearse else (1, 2, 7, 16, 33, 64):
-        one, other = graphed.step(decoding(n, context)).logits, eager.step(decoding(n, context)).logits
-        assert one is not None
-        assert other is not None
-        finite = bool(np.isfinite(one).all())
-        found.holds(f"{n} sequences: the graph's logits are the launched step's", finite and _same(one, other), "" if finite else "NaN")
-        whole = one if whole is None or len(one) > len(whole) else whole
-        found.holds(f"{n} sequences: the first row has its bits", _same(one[:1], whole[:1]))
+    with stage.runtime.computing():  # where the steps are, and behind what filled the pool
+        eager.memory.words.copy_(graphed.memory.words)
+        stage.runtime.finish()
+    compare(found, graphed, eager, (1, 3) if rehearse else (1, 2, 7, 16, 33, 64), context)
     n = stage.size(300, 40)
     by_chunk = graphed.step(prompt(n)).logits
     graphed.step(_without_draws(prompt(n - 1)))
@@ -35,6 +31,20 @@ def run(found: Found, rehearse: bool) -> None:
     assert by_row is not None
     found.holds("a prompt's last row as part of a chunk, and decoded", _same(by_chunk, by_row))
     found.holds("graphs were replayed", sum(graphed.graphs.n_replays.values()) > 0, f"{sum(graphed.graphs.n_replays.values())} times")
+
+
+def compare(found: Found, graphed: Runner, eager: Runner, counts: Sequence[int], context: int) -> None:
+    """Decode steps of ever more sequences, the former among them, on pools of equal content."""
+    before = None
+    for n in counts:
+        one, other = graphed.step(decoding(n, context)).logits, eager.step(decoding(n, context)).logits
+        assert one is not None
+        assert other is not None
+        finite = bool(np.isfinite(one).all())
+        found.holds(f"{n} sequences: the graph's logits are the launched step's", finite and _same(one, other), "" if finite else "NaN")
+        if before is not None:
+            found.holds(f"{n} sequences: the rows of {len(before)} have their bits", _same(one[: len(before)], before))
+        before = one
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

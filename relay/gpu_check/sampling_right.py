@@ -22,6 +22,11 @@ _KINDS = {
 def run(found: Found, rehearse: bool) -> None:
     stage = Stage(PROGRAMS, rehearse=rehearse)
     copy = stage.copy_rate()
+    with stage.runtime.computing():  # inputs are made on the stream that uses them
+        _draws(stage, found, copy)
+
+
+def _draws(stage: Stage, found: Found, copy: float) -> None:
     n, vocab_size = stage.size(64, 3), stage.size(128256, 500)
     logits = stage.normal(n, vocab_size, dtype=torch.float32, scale=3.0)
     there, none = logits.cpu(), torch.zeros(4, dtype=torch.int32, device=stage.place)

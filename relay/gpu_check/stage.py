@@ -29,8 +29,10 @@ class Stage:
         return small if self.rehearse else real
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
-        numbers = torch.randn(*shape, generator=self._generator, device=self.place)
-        return numbers.mul_(scale).to(dtype)
+        """Made on the computing stream, which alone may use it without waiting."""
+        with self.runtime.computing():
+            numbers = torch.randn(*shape, generator=self._generator, device=self.place)
+            return numbers.mul_(scale).to(dtype)
 
     def seconds(self, runs: Sequence[Callable[[], None]], repeats: int = 1) -> float:
         """Of one run on average, in a graph that goes through all of them `repeats` times; the median of some replays.
@@ -76,7 +78,8 @@ class Stage:
     def copy_rate(self) -> float:
         """Bytes read and written a second: the most that memory gives."""
         n = self.size(4 << 30, 1 << 20)
-        source, target = (torch.empty(n, dtype=torch.uint8, device=self.place).random_(generator=self._generator) for _ in range(2))
+        with self.runtime.computing():
+            source, target = (torch.empty(n, dtype=torch.uint8, device=self.place).random_(generator=self._generator) for _ in range(2))
         return 2 * n / self.torch_seconds(lambda: target.copy_(source))
 
     def product_rate(self) -> float:

@@ -33,7 +33,9 @@ def run(found: Found, rehearse: bool) -> None:
     stage = Stage(PROGRAMS, rehearse=rehearse)
     n = stage.size(256, 3)
     own = DevicePool.create(layout(2 * n, rehearse), stage.runtime, 1)
-    own.words.random_()
+    with stage.runtime.computing():
+        own.words.random_()
+        stage.runtime.finish()
     command = [sys.executable, "-m", "relay.gpu_check.pool_owner", str(int(rehearse)), str(2 * n)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
