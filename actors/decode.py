@@ -17,7 +17,7 @@ import trio
 from relay.clock import now_ns
 from relay.engine.engine import Add, Drop, Join
 from relay.engine.host import EngineHost
-from relay.engine.report import Advance, StepReport
+from relay.engine.report import NO_NUMBER, Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId
 from relay.engine.token_log import TokenLog, TokenLogs
 from relay.errors import LaneFull
@@ -335,7 +335,7 @@ class DecodeActor:
         if entry is None or entry.state not in ("leased", "revoking"):
             return
         if entry.state == "leased":
-            self._displace(entry, message.reason or "the prefill worker gave the lease back")
+            self._displace(entry, message.reason or "the prefill worker gave the lease back", convicted=bool(message.reason))
         self._drop(entry)
 
     def _on_detach(self, message: Detach) -> None:
@@ -415,11 +415,11 @@ class DecodeActor:
             if advance.finish is not None:
                 finished = entry.state == "running"
                 self._drop(entry, n_generated=advance.sequence.n_generated, finished=finished)
-        for sequence, reason in report.refused:
+        for sequence, reason in (*report.refused, *((sequence, NO_NUMBER) for sequence in report.failed)):
             entry = self._running.get(sequence.id)
             if entry is not None:
                 if entry.state == "running":
-                    self._displace(entry, reason)
+                    self._displace(entry, reason, convicted=reason is NO_NUMBER)
                 self._drop(entry)
         for sequence in report.gone:
             entry = self._running.get(sequence.id)

@@ -323,8 +323,8 @@ class GatewayActor:
         log.warning("attempt lost", request_id=flight.request_id, attempt=flight.attempt, reason=reason, tokens=len(flight.ids))
         flight.suspect = flight.suspect or suspect
         if convicted:
-            text = "the worker that computed this request died of it, twice, the second time with nothing else in its step"
-            self._end(flight, error=PoisonRequest(text))
+            died = "the worker that computed this request died of it, twice, the second time with nothing else in its step"
+            self._end(flight, error=PoisonRequest(died if suspect else reason))
             return
         if flight.failures >= self._max_attempts:
             text = f"{flight.failures} attempts in a row failed; the last: {reason}. Try again later"

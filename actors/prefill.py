@@ -14,7 +14,7 @@ import trio
 from relay.clock import now_ns
 from relay.engine.engine import Add, Drop
 from relay.engine.host import EngineHost
-from relay.engine.report import Advance, StepReport
+from relay.engine.report import NO_NUMBER, Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId, Target
 from relay.kv.book import BlockBook
 from relay.kv.pool import KVPool
@@ -154,6 +154,9 @@ class PrefillActor:
         for sequence in report.gone:
             if sequence.side == "prefill":
                 self._end(sequence)
+        for sequence in report.failed:
+            if sequence.side == "prefill":
+                self._on_failed(sequence)
         changes = news(self._worker, self._context.address.epoch, self._book)
         if changes is not None and self._router is not None:
             self._context.post(self._router, changes)
@@ -180,6 +183,12 @@ class PrefillActor:
             job.message.decode,
             Prefilled(request_id=sequence.request_id, attempt=sequence.attempt, first=row, checksums=sequence.pushed_checksums()),
         )
+
+    def _on_failed(self, sequence: Sequence) -> None:
+        job = self._end(sequence)
+        if job is not None and not job.revoked:
+            decode = job.message.decode
+            self._context.post(decode, Returned(request_id=sequence.request_id, attempt=sequence.attempt, reason=NO_NUMBER))
 
     def _end(self, sequence: Sequence) -> Job | None:
         """The engine has let go of it: free what it computed in, and give back a revoked lease."""

@@ -322,7 +322,7 @@ class RouterActor:
         self._place_queued()
 
     def _forget_worker(self, address: Address) -> None:
-        """Dead, drained, or said to be, and with it all actors of its process: its cache is gone, unless a successor has announced another."""
+        """Dead, drained, or said to be, and with it all actors of its process and their cache, unless a successor has announced another."""
         gone = self._prefill.get(address) or self._decode.get(address)
         if gone is None:
             return

@@ -144,9 +144,10 @@ struct RowTile {
   }
 };
 
-// What has been folded so far of one row is faded by x and a split's part by y; a part of which the row saw nothing changes nothing.
+// What has been folded so far of one row is faded by x and a split's part by y; a part of which the row saw nothing changes nothing. One
+// whose scores are all NaN has m == LEAST too, but its l is NaN, and so is all that it is added to.
 __device__ __forceinline__ bool fold_scales(float& m, float& l, float part_m, float part_l, float& x, float& y) {
-  if (part_m == LEAST) return false;
+  if (part_m == LEAST && part_l == 0.f) return false;
   const float most = fmaxf(m, part_m);
   x = exp2_fast(m - most);
   y = exp2_fast(part_m - most);
@@ -155,9 +156,9 @@ __device__ __forceinline__ bool fold_scales(float& m, float& l, float part_m, fl
   return true;
 }
 
-// A row that saw nothing is 0. The sum makes -0 into 0, which a skipped tile would have left.
+// A row that saw nothing is 0, one that saw a NaN is NaN. The sum makes -0 into 0, which a skipped tile would have left.
 __device__ __forceinline__ float folded(float o, float l) {
-  return l > 0.f ? __fdiv_rn(o, l) + 0.f : 0.f;
+  return l == 0.f ? 0.f : __fdiv_rn(o, l) + 0.f;
 }
 
 // Copy a tile of keys and values into shared memory with `n_threads` threads: keys at, then values after, TILE * STRIDE elements each.

@@ -240,7 +240,7 @@ __device__ int draw(Scratch& s, const Row& row, const float* logits, float* work
   for (int i = threadIdx.x; i < n; i += THREADS)
     if (better({from[i], i}, best)) best = {from[i], i};
   best = block_best(s, best);
-  if (best.value == minus_infinity()) return -1;
+  if (fabsf(best.value) == -minus_infinity()) return -1;
   if (row.temperature == 0.f) return best.id;
 
   const float temperature = fmaxf(row.temperature, 1e-30f);

@@ -10,7 +10,7 @@
     bias_ids        [n_biases]         biases [n_biases]               int32, float32: a row names its part of them
     tallies         [n_slots, vocab_size]                              int32, 2 * times generated + (1 if in the prompt); `tally_tokens`
     masks           [n_masks, ceil(vocab_size / 32)]                   int32, bit i % 32 of word i / 32: may be drawn
-    ids             [n_rows]                                           int32, out; -1 where every logit is -inf
+    ids             [n_rows]                                           int32, out; -1 where the highest logit is not finite
     logprobs        [n_rows]           top_ids, top [n_rows, MOST_TOP] float64, int32 and float64, out where asked for
 
 Weights are summed as integers, in units of 2^-44 of the highest, so a row's token depends on no order of summation; a weight below 2^-45 is
@@ -199,7 +199,7 @@ def _drawn(logits: Tensor, draw: DrawRow, tally: Tensor | None, mask: Tensor | N
         logits = torch.where(mask, logits, -torch.inf)
     for token, bias in _merged(draw).items():
         logits[token] += bias
-    if bool((logits == -torch.inf).all()):
+    if not -torch.inf < float(logits.max()) < torch.inf:
         return -1
     if sampling.temperature == 0:
         return int(logits.argmax())

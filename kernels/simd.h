@@ -236,10 +236,11 @@ RELAY_INLINE int32_t sum_of_lanes(Ints a) {
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
-// exp(x) for x <= 88, within 2 units in the last place; exp(0) is 1; below -87.3 it is the smallest normal number or so, never less.
+// exp(x) for x <= 88, within 2 units in the last place; exp(0) is 1; below -87.3 it is the smallest normal number or so, never less; of NaN, NaN
+// (of two operands one of which is NaN, max is the second).
 // Cody and Waite's reduction by ln 2 in two parts, then Cephes' polynomial of degree 6 (expf.c).
 RELAY_INLINE Floats exponential(Floats x) {
-    x = max(x, all(-87.33654f));
+    x = max(all(-87.33654f), x);
     const Floats n = round_even(mul(x, all(1.44269504f)));
     const Floats r = fnma(n, all(-2.12194440e-4f), fnma(n, all(0.693359375f), x));
     Floats p = all(1.9875691500e-4f);

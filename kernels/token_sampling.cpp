@@ -151,11 +151,12 @@ void Sampler::draw(float* logits, const Draw& how, Drawn& drawn) {
         drawn.id = sample(logits, how);
         for (auto edit = edits_.rbegin(); edit != edits_.rend(); ++edit) logits[edit->id] = edit->before;
     }
-    if (how.n_top >= 0) drawn.logprob = static_cast<double>(logits[drawn.id]) - top - log_sum;
+    if (how.n_top >= 0 && drawn.id >= 0) drawn.logprob = static_cast<double>(logits[drawn.id]) - top - log_sum;
 }
 
 int Sampler::sample(const float* logits, const Draw& how) {
-    if (how.temperature == 0.0f || !(top_ > NOTHING)) return first_top(logits);
+    if (!(top_ > NOTHING && top_ < INFINITY)) return -1;
+    if (how.temperature == 0.0f) return first_top(logits);
     const float temperature = std::max(how.temperature, COLDEST);
     const bool cut = how.top_k > 0 && how.top_k < vocab_size_;
     if (cut && how.top_k <= FEW) return sample_few(logits, how, temperature, how.top_k, -1.0);
@@ -173,7 +174,7 @@ int Sampler::sample(const float* logits, const Draw& how) {
     return pick(how.uniform);
 }
 
-// 0 if there is none: NaN compares with nothing.
+// There is one.
 int Sampler::first_top(const float* logits) const {
     for (int c = 0; c < padded_ / CHUNK; c++) {
         if (tops_[c] != top_) continue;

@@ -113,7 +113,7 @@ class Unavailable(RequestError):
 
 
 class PoisonRequest(RequestError):
-    """This very request kills whatever computes it; trying it again would only kill more."""
+    """This very request kills whatever computes it, or makes its numbers overflow; trying it again would only do it again."""
 
     status, kind, code = 500, "server_error", "poison_request"
 

@@ -336,7 +336,10 @@ class Revoke(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Prefill to decode: I do not write this lease any more (also the answer for one never heard of). `reason` if it was given up."""
+    """Prefill to decode: I do not write this lease any more (also the answer for one never heard of).
+
+    `reason`: why the request cannot be computed, by nobody.
+    """
 
     request_id: str
     attempt: int
@@ -359,8 +362,8 @@ class Left(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Displaced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Decode or router to gateway: this attempt cannot go on; try the next. `dead` are addresses that take nothing more.
 
-    `suspect`: it was in the step that a worker died in; `convicted`: it was alone in it. `lost`: a resumed one of which nothing is left.
-    `drained`: nothing has failed, its worker is asked to end.
+    `suspect`: it was in the step that a worker died in; `convicted`: it was alone in it, or nobody can compute it, as `reason` says.
+    `lost`: a resumed one of which nothing is left. `drained`: nothing has failed, its worker is asked to end.
     """
 
     request_id: str

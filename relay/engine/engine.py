@@ -501,7 +501,10 @@ class Engine:
                 continue
             if self.on_logits is not None and result.logits is not None:
                 self.on_logits(sequence, len(sequence.tokens), result.logits[row])
-            self._got(sequence, result.ids[row], result, row, report)
+            if result.ids[row] < 0:
+                self._fail(sequence, report)
+            else:
+                self._got(sequence, result.ids[row], result, row, report)
 
     def _decode_trail(self, report: StepReport, parts: list[_Part], started: int, floor: int, computed: int, ended: int) -> Trail:
         if report.n_decode_rows == 0:
@@ -517,6 +520,12 @@ class Engine:
             (Span.DECODE_INTERFERENCE, computed),
             (Span.DECODE_HOST, ended),
         )
+
+    def _fail(self, sequence: Sequence, report: StepReport) -> None:
+        self._running.pop(sequence.id, None)
+        if self._waiting.pop(sequence.id, None) is not None:
+            self._withdraw(sequence)
+        report.failed.append(sequence)
 
     def _got(self, sequence: Sequence, token: int, result: StepResult, row: int, report: StepReport) -> None:
         index, finish = sequence.n_generated, sequence.finish_after(token)

@@ -30,7 +30,7 @@ def native_compute(memory: KVMemory, weights_fd: int, *, threads: int, activatio
         moving = 1e9 * (weight_bytes + kv_token_bytes * n_kv_tokens) / bytes_per_s
         return int(max(moving, row_ns * n_rows))
 
-    return Compute(runner, floor_ns, lambda: None)
+    return Compute(runner, floor_ns, lambda: None, runner.spec.max_context)
 
 
 def _bandwidth(runner: NativeRunner, threads: int) -> float:

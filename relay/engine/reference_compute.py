@@ -27,4 +27,5 @@ def reference_compute(model_path: Path, memory: KVMemory, threads: int) -> Compu
         ReferenceRunner(memory, weights),
         lambda n_rows, n_kv_tokens: cost.floor_ns(roofline, n_rows, n_kv_tokens),
         lambda: torch.set_num_threads(threads),
+        spec.max_context,
     )

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from relay.engine.sequence import Sequence
 from relay.messages import FinishReason, Logprobs, Trail
 
+NO_NUMBER = "the model's numbers for its next token are not finite: a token of it, or a weight, leads to infinity or NaN"
+
 
 @dataclass(slots=True)
 class Advance:
@@ -26,12 +28,14 @@ class StepReport:
     """One step, or a turn without compute that only handled jobs.
 
     gone: dropped on request; the engine does not touch their blocks any more. refused: joins whose checksums differ, with the layer.
+    failed: their logits are not numbers, whoever computes them; they have left the engine.
     trail: the step's own time, for every row. n_prefill_tokens, n_decode_rows: what it computed.
     """
 
     advances: list[Advance] = field(default_factory=list)
     gone: list[Sequence] = field(default_factory=list)
     refused: list[tuple[Sequence, str]] = field(default_factory=list)
+    failed: list[Sequence] = field(default_factory=list)
     n_preempted: int = 0
     trail: Trail = ()
     n_prefill_tokens: int = 0

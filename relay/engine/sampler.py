@@ -29,10 +29,13 @@ _COLDEST: Final = 1e-30  # still a float32 above 0
 
 
 def choose(logits: Floats, draw: Draw) -> tuple[int, Logprobs | None]:
-    """logits: float32 [vocab_size], not changed. Draw a token, or score `draw.target`."""
+    """logits: float32 [vocab_size], not changed. Draw a token, or score `draw.target`; -1 if the highest is no finite number."""
     if draw.target >= 0:
         return draw.target, _logprobs(logits, draw.target, draw.top)
-    token = _drawn(_adjusted(logits, draw), draw)
+    adjusted = _adjusted(logits, draw)
+    if not -np.inf < adjusted.max() < np.inf:
+        return -1, None
+    token = _drawn(adjusted, draw)
     n_top = draw.sampling.logprobs
     return token, _logprobs(logits, token, n_top) if n_top >= 0 else None
 

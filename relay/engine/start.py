@@ -22,15 +22,15 @@ MANY_ROWS, FAR_TOKENS = 32, 1024
 class Compute:
     """A loaded runner, the least time that it could take for (rows, KV tokens), and what its thread has to do first.
 
-    exact: whether its bits keep the law of exactness (`relay.engine.runner`); all do but cuBLAS. max_context: tokens of one sequence that
-    it has room for, None where the pool is the only bound.
+    max_context: tokens of one sequence that it can compute. exact: whether its bits keep the law of exactness (`relay.engine.runner`); all
+    do but cuBLAS.
     """
 
     runner: Runner
     floor_ns: Callable[[int, int], int]
     on_thread_start: Callable[[], None]
+    max_context: int
     exact: bool = True
-    max_context: int | None = None
 
 
 def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard, measured: Measured) -> EngineHost:
@@ -42,7 +42,7 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
     far = _far(runner, compute.max_context)
     many_far = measured.value("many_rows_far_ms", lambda: step_ms(runner, MANY_ROWS, far))
     tile_ms = max((many - few) / max(1, MANY_ROWS // runner.tile_rows - 1), 1e-3)
-    kv_ms = max(many_far - many, 0.0) / max(1, MANY_ROWS * far)
+    kv_ms = max(many_far - many, 0.0) / (MANY_ROWS * far) if far else 0.0
     engine = Engine(
         runner,
         book,
@@ -56,10 +56,10 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
     return EngineHost(engine, max_running=config.max_running, exact=compute.exact, on_thread_start=compute.on_thread_start)
 
 
-def _far(runner: Runner, max_context: int | None) -> int:
+def _far(runner: Runner, max_context: int) -> int:
     """How far into a prompt the cost of attention is measured, in tokens; 0 where contexts are too short for it to matter."""
     pool = runner.layout.n_blocks * runner.layout.block_tokens
-    return FAR_TOKENS if min(pool, max_context or pool) >= 2 * FAR_TOKENS else 0
+    return FAR_TOKENS if min(pool, max_context) >= 2 * FAR_TOKENS else 0
 
 
 def step_ms(runner: Runner, n_rows: int, n_before: int = 0) -> float:

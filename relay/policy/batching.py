@@ -53,7 +53,8 @@ class StepClock:
     """What steps cost on this machine, learnt as it runs: a line through the usual small step and the usual large one.
 
     A step of few rows waits for the weights, whatever their number; one of many computes. So there is a part for any step, and one a tile;
-    and one for attention, `kv_ms` for each pair of a row and a token that it looks back at, which is as measured at the start.
+    and one for attention, `kv_ms` for each pair of a row and a token that it looks back at: as measured at the start, and less where a step
+    takes less than that alone would.
     """
 
     def __init__(self, tile_rows: int, max_step_ms: float, tile_ms: float, fixed_ms: float = 0.0, kv_ms: float = 0.0) -> None:
@@ -63,6 +64,8 @@ class StepClock:
 
     def ran(self, n_rows: int, n_kv_tokens: int, ms: float) -> None:
         """A step of `n_rows` that looked at `n_kv_tokens`, summed over rows, took `ms`."""
+        if n_kv_tokens:
+            self._kv_ms = min(self._kv_ms, ms / n_kv_tokens)
         (self._few if n_rows <= FEW_ROWS else self._many).saw(self.tiles(n_rows), max(ms - self._kv_ms * n_kv_tokens, 0.1 * ms))
 
     def tiles(self, n_rows: int) -> int:

@@ -45,7 +45,7 @@ _ATTENTION: Final = _of(
     ("cap * (1.f - __fdiv_rn", "cap * (1.f + __fdiv_rn"),
     ("most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 1));", ""),
     (
-        "if (part_m == LEAST) return false;",
+        "if (part_m == LEAST && part_l == 0.f) return false;",
         "",
         "a part that saw nothing has l = 0 and o = 0, so it adds 0 either way; the sign of a zero is mended in `folded`",
     ),

@@ -51,6 +51,18 @@ def test_rows_and_tiles_mix_what_they_see(kv_type: str, head_dim: int, group: in
                 assert np.array_equal(alone[0].view(np.uint32), tile[row].view(np.uint32)), (window, position, row)
 
 
+@pytest.mark.parametrize("token", [0, 20, SPLIT + 3])
+def test_a_nan_in_one_key_is_not_hidden(token: int) -> None:
+    """From no row that sees it."""
+    filled = Filled("bfloat16", 64, 1)
+    block = int(filled.blocks[token // PAGE_TOKENS])
+    filled.kernel.write(1, 0, block, token % PAGE_TOKENS, 0, np.full(64, np.nan, np.float32))
+    q = filled.queries(8, 3)
+    for position in (token + 1, 2 * SPLIT):
+        assert np.isnan(filled.kernel.attend(q, filled.blocks, layer=1, kv_head=0, position=position)).all()
+        assert np.isnan(filled.kernel.attend(q[:1], filled.blocks, layer=1, kv_head=0, position=position)).all()
+
+
 def test_large_scores_do_not_overflow() -> None:
     filled = Filled("float32", 32, 1)
     q = filled.queries(2, 2) * np.float32(500)

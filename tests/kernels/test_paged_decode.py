@@ -121,6 +121,19 @@ def test_a_sequence_longer_than_the_workspace_becomes_nan() -> None:
     assert not got[1].isnan().any()
 
 
+@pytest.mark.parametrize("key", [3, 40, 256, 270])
+def test_a_nan_in_one_key_is_not_hidden(key: int) -> None:
+    """In the first or last tile of a split, in the first or second split; and where nothing else is seen."""
+    kv = paged([290, 290], n_kv_heads=1, head_dim=64, dtype=torch.bfloat16)
+    kv.keys[kv.table[0, key // 16], 0, key % 16] = float("nan")
+    q = queries(2, 3, 64, torch.bfloat16)
+    got = decode(q, kv)
+    assert got[0].isnan().all()
+    assert not got[1].isnan().any()
+    kv.keys[kv.table[0, :19]] = float("nan")
+    assert decode(q, kv)[0].isnan().all()
+
+
 def test_an_empty_batch_launches_nothing() -> None:
     kv = paged([5], n_kv_heads=1, head_dim=64, dtype=torch.bfloat16)
     assert decode(queries(1, 1, 64, torch.bfloat16)[:0], kv.only(), context=16).shape == (0, 1, 64)

@@ -55,6 +55,15 @@ def test_prefill_is_what_attention_says(
     assert error(prefill(q, kv, rows), q, kv, rows) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("key", [3, 256, 275])
+def test_a_nan_in_one_key_is_not_hidden(key: int) -> None:
+    """From every row that sees it."""
+    kv = paged([290], n_kv_heads=1, head_dim=64, dtype=torch.bfloat16)
+    kv.keys[kv.table[0, key // 16], 0, key % 16] = float("nan")
+    got = prefill(queries(50, 3, 64), kv, [50])
+    assert [bool(row.isnan().all()) for row in got] == [position >= key for position in range(240, 290)]
+
+
 @pytest.mark.parametrize(("cap", "window"), [(5.0, 0), (0.0, 1), (0.0, 33), (2.0, 280)])
 def test_soft_cap_and_sliding_window(cap: float, window: int) -> None:
     kv = paged([310], n_kv_heads=1, head_dim=64, dtype=torch.bfloat16)

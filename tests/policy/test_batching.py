@@ -64,3 +64,15 @@ def test_the_further_into_a_prompt_the_smaller_its_chunks() -> None:
     for _ in range(300):
         clock.ran(32, 32 * 500, 2 * 5.0 + 32 * 500 * 0.001)  # its own part is known, and changes nothing of the others'
     assert clock.budget_rows(0) > 100
+
+
+def test_attention_that_was_measured_too_dear_is_learnt_to_be_cheaper() -> None:
+    """A step of few rows may wait for one thread where many rows keep all busy: then what it says of attention is far too much."""
+    clock = StepClock(16, 40.0, 0.1, 7.9, kv_ms=6e-5)
+    before = clock.budget_rows(32_000)
+    for _ in range(60):
+        n_rows = min(clock.budget_rows(32_000), 512)
+        n_kv_tokens = n_rows * 32_000
+        clock.ran(n_rows, n_kv_tokens, 8.0 + 0.005 * n_rows + 2e-6 * n_kv_tokens)
+    assert before <= 32
+    assert clock.budget_rows(32_000) > 200

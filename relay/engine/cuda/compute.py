@@ -54,7 +54,7 @@ def cuda_compute(model_path: Path, memory: DevicePool, runtime: Runtime, limits:
     weights = load_weights(checkpoint, TYPES[layout.dtype], runtime, max_rows=limits.max_rows, max_context=limits.max_context, exact=exact)
     runner = CudaRunner(memory, weights, runtime, limits)
     if runtime.place.type != "cuda":
-        return Compute(runner, _no_floor, runtime.enter_thread, weights.exact, limits.max_context)
+        return Compute(runner, _no_floor, runtime.enter_thread, limits.max_context, weights.exact)
     cost = StepCost(
         weight_bytes=weight_bytes(checkpoint),
         flops_per_row=2 * n_matrix_weights(checkpoint.spec),
@@ -64,7 +64,7 @@ def cuda_compute(model_path: Path, memory: DevicePool, runtime: Runtime, limits:
         bytes_per_s=measured.value("device_bytes_per_s", lambda: _copy_rate(runtime)),
         flops_per_s=measured.value("device_flops_per_s", lambda: _product_rate(runtime)),
     )
-    return Compute(runner, partial(cost.floor_ns, roofline), runtime.enter_thread, weights.exact, limits.max_context)
+    return Compute(runner, partial(cost.floor_ns, roofline), runtime.enter_thread, limits.max_context, weights.exact)
 
 
 def _no_floor(n_rows: int, n_kv_tokens: int) -> int:
