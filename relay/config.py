@@ -365,6 +365,10 @@ def _check_devices(config: Config, where: str) -> None:
         raise ConfigError(
             f"{where}: engine.runner is {config.engine.runner}, which computes on CPUs; with device: {config.device} leave it out"
         )
+    if config.device == "cpu" and not config.engine.exact:
+        raise ConfigError(f"{where}: engine.exact false asks for cuBLAS, which only device: cuda has; on CPUs leave it out")
+    if config.device != "cpu" and config.engine.activations != "a16":
+        raise ConfigError(f"{where}: engine.activations is for CPUs; with device: {config.device} leave it out")
 
 
 def split_bind(bind: str, where: str = "--bind") -> tuple[str, int]:

@@ -70,6 +70,8 @@ def test_every_config_of_the_repository_loads(path: Path) -> None:
         (GPU.replace("count: 2", "gpus: [0, 1]"), "has count 1 and names 2 gpus"),
         (GPU.replace("gpus: [1]", "gpus: [-1]"), "workers[1].gpus"),
         (GPU + "engine: {runner: native}", "engine.runner is native, which computes on CPUs"),
+        (GPU + "engine: {activations: a8}", "engine.activations is for CPUs"),
+        (GOOD + "engine: {exact: false}", "engine.exact false asks for cuBLAS"),
     ],
 )
 def test_a_wrong_config_is_refused_with_what_to_do(text: str, says: str) -> None:

@@ -10,7 +10,7 @@ from relay.simulation.planted import MUTANTS
 
 SAMPLE = (
     ("decode loses a Cancel", "computed after its cancel, cancel lost"),
-    ("a lease is returned before the engine lets go", "write without a lease"),
+    ("a lease is returned before the engine lets go", "write without a lease, loads"),
     ("a block is shared before it is full", "write without a lease"),
     ("checksums are not verified", "tokens"),
     ("the first token is sent with every row", "index"),
