@@ -95,7 +95,9 @@ class SimulatedCompute:
             self._check(step, first, last)
             self._runner.compute(batch, first, last)
             first = last
-            if any(part.sequence.request_id.split("/")[0] in self._life.world.poisonous for part in step.parts):
+            poison = [part.sequence for part in step.parts if part.sequence.request_id.split("/")[0] in self._life.world.poisonous]
+            if poison and not self._life.dead:
+                self._life.world.watch.poisoned([sequence.request_id for sequence in poison])
                 self._life.die("poisoned", by_itself=True)
             self._life.reached("rows computed")
         checksums = []

@@ -220,7 +220,7 @@ def _visits(draw: random.Random, max_context: int, spread_s: float, n_gateways: 
                 poison=i == poisonous,
                 resumes=resumes,
                 returns_s=draw.choice((0.0, 0.02, 0.3)),
-                doubles=resumes and draw.random() < 0.15,
+                doubles=resumes and draw.random() < 0.4,
             )
         )
     return tuple(visits)

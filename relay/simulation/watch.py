@@ -80,6 +80,7 @@ class Watch:
         self._held: dict[Key, None] = {}  # attempts at the decode actor that is about to handle an Expect
         self.spoke_s: dict[str, float] = {}  # when a decode actor last said that it has this request, or sent tokens of it
         self.tried: dict[str, None] = {}  # requests in whose lone step a worker died by chance
+        self._kills: Counter[str] = Counter()  # workers that this request has killed
         self.n_endings_sent = 0
 
     # --- messages
@@ -222,6 +223,16 @@ class Watch:
             raise Violation("blocks", f"{life}: {problem}")
         for address in life.addresses:
             self._has_left(life, address)
+
+    def poisoned(self, request_ids: list[str]) -> None:
+        """A worker is about to die of these: each kills in company once, and once more alone. Then its gateway knows, if it lives."""
+        if any(member.epoch > 1 for name, member in self._world.supervisor.members.items() if name.startswith("gateway")):
+            return
+        visits = {client.name: client.visit for client in self._world.clients}
+        for request_id in request_ids:
+            self._kills[request_id] += 1
+            if self._kills[request_id] > 2 and not visits[request_id.split("/")[0]].resumes:
+                raise Violation("poison goes on", f"{request_id} is about to kill its third worker")
 
     def writes(self, writer: "Life", owner: "Life", key: Key, blocks: list[int]) -> None:
         """Into leased blocks: who writes must hold that lease, and not have given it up."""
