@@ -293,9 +293,7 @@ class GatewayActor:
         if flight is not None and message.lost:
             self._end(flight, error=StreamLost(f"the stream cannot be resumed: {message.reason}"))
         elif flight is not None:
-            self._retry(
-                flight, message.reason, message.dead, suspect=message.suspect, convicted=message.convicted, drained=message.drained
-            )
+            self._retry(flight, message.reason, message.dead, suspect=message.suspect, convicted=message.convicted, drained=message.drained)
 
     def _on_down(self, message: Down) -> None:
         """A dead router: what is placed goes on, the rest waits for the next one. A dead decode worker: try again elsewhere.
