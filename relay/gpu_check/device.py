@@ -2,17 +2,22 @@
 
 import torch
 
-from relay.errors import KernelsUnavailable
+from relay.errors import ConfigError, KernelsUnavailable
 from relay.gpu_check.report import Found, Skip
 from relay.gpu_check.stage import Stage
 
 
 def run(found: Found, rehearse: bool) -> None:
-    """Raises Skip where there is no GPU, or no CuPy."""
+    """Raises Skip where there is no GPU, or no CuPy. Settings that no GPU can be had with are a failure where there is one."""
     try:
         stage = Stage((), rehearse=rehearse)
     except KernelsUnavailable as error:
         raise Skip(str(error)) from error
+    except ConfigError as error:
+        if not rehearse and not torch.cuda.is_available():
+            raise Skip("torch finds no GPU; look at `nvidia-smi`") from error
+        found.status, found.note = "failed", str(error)
+        return
     if rehearse:
         found.note = "an emulated device: figures say nothing of any speed"
     else:

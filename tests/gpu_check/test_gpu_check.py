@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relay.gpu_check.__main__ import NO_GPU, check, run_section
+from relay.gpu_check.__main__ import NO_GPU, WRONG, check, main, run_section, write
 from relay.gpu_check.report import Found, Row, from_json, table
 from tests.running import ROOT
 
@@ -33,6 +33,65 @@ def test_without_a_gpu_it_says_so_and_exits_with_a_status_of_its_own(tmp_path: P
     rehearsal, (device,) = read(place)
     assert not rehearsal
     assert (device.section, device.status, device.rows) == ("device", "skipped", [])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_settings_that_no_gpu_can_be_had_with_hide_no_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert main(["--json", str(tmp_path / "found.json")]) == NO_GPU
+
+
+def test_settings_that_no_device_can_be_had_with_are_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert main(["--rehearse", "--json", str(tmp_path / "found.json")]) == 1
+    assert re.fullmatch(r"gpu_check: the GPU cannot be checked: [^\n]*expandable_segments[^\n]*\n", capsys.readouterr().err)
+
+
+def test_one_section_again_leaves_the_others_in_the_file(tmp_path: Path) -> None:
+    place = tmp_path / "found.json"
+    device, old = run_section("device", 60, "", rehearse=True), Found("sampling", "failed", 1.0, note="of yesterday")
+    others = [Found("server", rows=[Row("a", ok=True)]), Found("kernels", rows=[Row("b", 1.5, "TB/s")])]
+    write(place, [device, *others, old], True)
+    assert check(["sampling"], place, "", rehearse=True) == 0
+    _, found = read(place)
+    assert [section.section for section in found] == ["device", "kernels", "sampling", "server"]
+    assert (found[1], found[3]) == (others[1], others[0])
+    assert found[2].status == "ok"
+    assert found[2].rows
+
+
+def test_nothing_is_added_to_a_file_of_another_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "found.json"
+    write(place, [Found("device", note="NVIDIA H200"), Found("kernels", rows=[Row("b", 1.5, "TB/s")])], False)
+    before = place.read_bytes()
+    assert main(["--rehearse", "--only", "sampling", "--json", str(place)]) == WRONG
+    assert re.fullmatch(
+        r"gpu_check: --json \S+ has findings of NVIDIA H200, so nothing is added to it; name another\n", capsys.readouterr().err
+    )
+    assert place.read_bytes() == before
+    place.write_text("notes of mine")
+    assert main(["--rehearse", "--only", "sampling", "--json", str(place)]) == WRONG
+    assert place.read_text() == "notes of mine"
+
+
+def test_what_cannot_be_done_is_said_in_a_line_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.whl").write_text("no archive")
+    (tmp_path / "empty").mkdir()
+    fine = str(tmp_path / "found.json")
+    for arguments, what in (
+        (["--json", str(tmp_path)], "--json .* cannot be written: Is a directory"),
+        (["--json", str(tmp_path / "nowhere" / "found.json")], "--json .* cannot be written: No such file or directory"),
+        (["--json", fine, "--wheels", str(tmp_path / "nope")], "--wheels .*nope: there is no folder with wheels in it"),
+        (["--json", fine, "--wheels", str(tmp_path / "empty")], "--wheels .*empty: there is no folder with wheels in it"),
+        (["--json", fine, "--wheels", str(tmp_path)], "--wheels .*: bad.whl cannot be unpacked: .*"),
+    ):
+        assert main(["--rehearse", *arguments]) == WRONG
+        printed = capsys.readouterr()
+        assert re.fullmatch(f"gpu_check: {what}\n", printed.err)
+        assert printed.out == ""
+    assert not Path(fine).exists()
 
 
 def test_a_rehearsed_section_is_written_and_its_table_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
