@@ -30,7 +30,7 @@ LIMITS_S: Final = {
     "decode": 110,
     "speed": 60,
     "transfer": 45,
-    "server": 120,
+    "server": 150,
 }
 IN_ALL_S: Final = 290.0
 WRONG, NO_GPU = 2, 3
