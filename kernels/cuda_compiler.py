@@ -3,13 +3,17 @@
     Program("paged_decode", (("ELEMENT", "bf16"), ("HEAD_DIM", "128"), ("STAGES", "3")))     one .cu and its macros
     compile_cubin(program, 90) -> (cubin, what ptxas says)       needs nvidia-cuda-nvrtc; no headers, no device
     build(program, 90) -> Path                                   the same, once: kept under a hash of sources, macros and flags
+    build_all([(program, 90), ...]) -> [Path, ...]               several at a time
 
 A cubin runs on its architecture and on later ones of the same generation: sm_80 serves 8.x, sm_90 9.x, sm_100 10.x. No CuPy, no torch.
 """
 
 import hashlib
 import os
+import re
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +23,7 @@ from relay.kernels.cpp_library import locked
 
 FOLDER: Final = Path(__file__).resolve().parent
 ARCHITECTURES: Final = (80, 90, 100)
+_KERNEL: Final = re.compile(r"^KERNEL void (?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", re.MULTILINE)
 FLAGS: Final = ("-std=c++17", "-default-device", "-ftz=true", "--fmad=false")
 
 
@@ -40,6 +45,11 @@ class Program:
     @property
     def flags(self) -> tuple[str, ...]:
         return (*FLAGS, *(f"-D{name}={value}" for name, value in self.macros), f"-I{FOLDER}")
+
+
+def kernels_of(source: Path) -> list[str]:
+    """Their names, in the order of the file."""
+    return _KERNEL.findall(source.read_text())
 
 
 def architecture_for(major: int, minor: int) -> int | None:
@@ -65,6 +75,12 @@ def build(program: Program, architecture: int) -> Path:
                 _write(place.with_suffix(".log"), log.encode())
                 _write(place, cubin)
     return place
+
+
+def build_all(pairs: Iterable[tuple[Program, int]]) -> list[Path]:
+    """Cubins of (program, architecture), in that order. Raises KernelsUnavailable."""
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # the compiler works outside of the interpreter's lock
+        return list(pool.map(lambda pair: build(*pair), pairs))
 
 
 def compile_cubin(program: Program, architecture: int) -> tuple[bytes, str]:

@@ -4,8 +4,8 @@
 
 This and `cuda_devices` alone import CuPy. A program is loaded from its cubin, which is built once and kept (`cuda_compiler.build`); where
 there is no NVRTC package, or none of our architectures suits the device, CuPy's own NVRTC compiles it. A launch goes to torch's current
-stream, allocates nothing and waits for nothing; the first one of a kernel loads it, so it must come before a graph is captured. Under
-capture scalars are baked in; what changes between replays lies in device tensors. A launch goes to torch's current device.
+stream, allocates nothing and waits for nothing; the first one of a kernel loads it unless `load` has, so it must come before a graph is
+captured. Under capture scalars are baked in; what changes between replays lies in device tensors. A launch goes to torch's current device.
 """
 
 import functools
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from relay.errors import KernelsUnavailable
-from relay.kernels.cuda_compiler import Program, architecture_for, build
+from relay.kernels.cuda_compiler import Program, architecture_for, build, build_all, kernels_of
 
 Argument = Tensor | np.generic | None
 Grid = tuple[int, int, int]
@@ -63,12 +63,23 @@ class CudaDevice:
         function = self._functions.get((what, shared, number))
         if function is None:
             function = self._functions[what, shared, number] = _load(what, shared, number)
-        address = torch.cuda.current_stream().cuda_stream
-        stream = self._streams.get((number, address))
+        current = _Stream(torch.cuda.current_stream().cuda_stream)
+        stream = self._streams.get((number, current.address))
         if stream is None:
-            stream = self._streams[number, address] = load_cupy().cuda.ExternalStream(address)
+            stream = self._streams[number, current.address] = load_cupy().cuda.Stream.from_external(current)
         with stream:
             function(grid, (block, 1, 1), tuple(_packed(a) for a in arguments), shared_mem=shared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream of torch's, which lives as long as the process, as CuPy takes it from anybody."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version and address: the CUDA stream protocol, nvidia.github.io/cuda-python."""
+        return (0, self.address)
 
 
 def _packed(argument: Argument) -> np.generic:
@@ -89,12 +100,29 @@ def load_cupy() -> Any:
     return cupy
 
 
+def load(programs: Sequence[Program]) -> None:
+    """All kernels of these, for torch's current device: no launch waits for a compiler after that. What is not built yet is, several at a
+    time. Raises KernelsUnavailable where there is no CuPy or no device for it."""
+    number, architecture = torch.cuda.current_device(), _architecture()
+    if architecture is not None:
+        with suppress(KernelsUnavailable):  # as in `_module`, which goes on from there
+            build_all((program, architecture) for program in programs)
+    for program in programs:
+        module = _module(program, number)
+        for kernel in kernels_of(program.path):
+            module.get_function(kernel)
+
+
+def _architecture() -> int | None:
+    """Of cubins for the current device; None: it runs none of ours."""
+    capability = load_cupy().cuda.Device().compute_capability
+    return architecture_for(int(capability[:-1]), int(capability[-1]))
+
+
 @functools.cache
 def _module(program: Program, number: int) -> Any:
     """number: of the current device, each of which loads its own."""
-    cupy = load_cupy()
-    capability = cupy.cuda.Device().compute_capability
-    architecture = architecture_for(int(capability[:-1]), int(capability[-1]))
+    cupy, architecture = load_cupy(), _architecture()
     if architecture is not None:
         with suppress(KernelsUnavailable):  # there is no NVRTC package; if the source is wrong, CuPy's says so
             return cupy.RawModule(path=str(build(program, architecture)))

@@ -3,11 +3,7 @@
 python -m relay.kernels.cuda_programs 90        build all for sm_90 into the cache, several at a time
 """
 
-import os
 import sys
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 from relay.kernels import (
@@ -21,7 +17,7 @@ from relay.kernels import (
     sample_tokens,
     silu_mul,
 )
-from relay.kernels.cuda_compiler import Program, build
+from relay.kernels.cuda_compiler import Program, build_all
 
 PROGRAMS: Final[tuple[Program, ...]] = (
     *exact_matmul.PROGRAMS,
@@ -34,12 +30,6 @@ PROGRAMS: Final[tuple[Program, ...]] = (
     *sample_tokens.PROGRAMS,
     *silu_mul.PROGRAMS,
 )
-
-
-def build_all(pairs: Iterable[tuple[Program, int]]) -> list[Path]:
-    """Cubins of (program, architecture), in that order. Raises KernelsUnavailable."""
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # the compiler works outside of the interpreter's lock
-        return list(pool.map(lambda pair: build(*pair), pairs))
 
 
 if __name__ == "__main__":

@@ -9,23 +9,34 @@ and what is to get there passes through `pinned` memory of the host, which the k
 
 Rules of CUDA's IPC, which both keep: a handle cannot be opened in the process that made it; opened again it gives the same mapping; after
 the maker's death or `free` it opens no more, and what is still mapped is garbage.
+
+torch makes tensors on a stream of its own, and none of ours waits for that one: whoever makes some outside of `computing` calls `settle`
+before something is launched that reads them.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from relay.errors import KernelsUnavailable
+from relay.kernels import cuda_library
+from relay.kernels.cpp_library import locked
+from relay.kernels.cuda_compiler import Program, cache_folder
 from relay.kernels.cuda_devices import refuse_expandable_segments
 from relay.kernels.cuda_library import CUDA, Device, load_cupy
 
 HANDLE_BYTES: Final = 64
 _GRANULE: Final = 2 << 20  # of device memory
+
+
+class HandleRefused(RuntimeError):
+    """A handle that opens nothing: its maker has ended or freed what it names, or this machine forbids it. Says what the device said."""
 
 
 class Graph(Protocol):
@@ -51,6 +62,18 @@ class Runtime(Protocol):
 
     def enter_thread(self) -> None:
         """First call on each thread that uses the device."""
+        ...
+
+    def load(self, programs: Sequence[Program]) -> None:
+        """Build what is not built yet, and load it all: no launch waits for a compiler after that. Raises KernelsUnavailable."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for what was made outside of `computing` and `copying`, so that launches may read it."""
+        ...
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside, nobody else on this machine is inside for the same device: two that measure at once each see half of it."""
         ...
 
     def computing(self) -> AbstractContextManager[None]:
@@ -95,8 +118,8 @@ class Runtime(Protocol):
         """Of memory that `allocate` gave."""
         ...
 
-    def open(self, handle: bytes, n_bytes: int, number: int) -> Memory | None:
-        """Another process's whole allocation on the device of that number; None if it is there no more."""
+    def open(self, handle: bytes, n_bytes: int, number: int, seal: bytes) -> Memory:
+        """Another process's whole allocation on the device of that number. Raises HandleRefused, also if it does not begin with `seal`."""
         ...
 
 
@@ -124,14 +147,25 @@ class CudaRuntime:
         if not torch.cuda.is_available() or number >= torch.cuda.device_count():
             raise KernelsUnavailable(f"torch finds no GPU {number}: it has {torch.cuda.device_count()}; look at `nvidia-smi`")
         self.place, self.number = torch.device("cuda", number), number
-        self.enter_thread()
+        torch.cuda.set_device(self.place)
         self._cuda: Any = load_cupy().cuda.runtime
+        self.enter_thread()
         self._peer_access, self._peers = peer_access, dict[int, Any]()
         new_stream: Any = torch.cuda.Stream
         self._compute, self._copy = new_stream(), new_stream()
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self.place)
+        self._cuda.setDevice(self.number)  # CuPy may keep a current device of its own
+
+    def load(self, programs: Sequence[Program]) -> None:
+        cuda_library.load(programs)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self.place)
+
+    def alone(self) -> AbstractContextManager[None]:
+        return locked(cache_folder() / f"device-{self._cuda.deviceGetPCIBusId(self.number)}.lock")
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -187,13 +221,19 @@ class CudaRuntime:
     def handle_of(self, memory: Memory) -> bytes:
         return bytes(self._cuda.ipcGetMemHandle(memory.base.data_ptr()))
 
-    def open(self, handle: bytes, n_bytes: int, number: int) -> Memory | None:
+    def open(self, handle: bytes, n_bytes: int, number: int, seal: bytes) -> Memory:
         where = self.number if self.reaches(number) else number
+        begins = np.empty(len(seal), np.uint8)
         with _current(where):
             try:
                 address = self._cuda.ipcOpenMemHandle(handle)  # with peer access between devices, if it is another's
-            except self._cuda.CUDARuntimeError:
-                return None
+            except self._cuda.CUDARuntimeError as error:
+                raise HandleRefused(str(error)) from error
+            # not by torch, which would start a context on the device that it takes the memory for
+            self._cuda.memcpy(begins.ctypes.data, address, len(seal), self._cuda.memcpyDefault)
+            if begins.tobytes() != seal:
+                self._cuda.ipcCloseMemHandle(address)
+                raise HandleRefused("what the handle opens is not what it was made for")
             base = torch.as_tensor(_Array(address, n_bytes))
 
         def close() -> None:

@@ -9,7 +9,6 @@ Kept under a hash of everything that goes in; processes that ask at once compile
 import functools
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -19,7 +18,7 @@ from typing import Final, Literal
 
 from relay.errors import KernelsUnavailable
 from relay.kernels.cpp_library import locked
-from relay.kernels.cuda_compiler import FOLDER, Program
+from relay.kernels.cuda_compiler import FOLDER, Program, kernels_of
 
 Mode = Literal["plain", "address", "thread"]
 
@@ -30,7 +29,6 @@ FLAGS: Final[dict[Mode, tuple[str, ...]]] = {
     "address": (*_COMMON, "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"),
     "thread": (*_COMMON, "-O1", "-g1", "-fsanitize=thread"),
 }
-_KERNEL: Final = re.compile(r"^KERNEL void (?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", re.MULTILINE)
 
 
 def entry_name(program: Program, kernel: str) -> str:
@@ -59,10 +57,6 @@ def _compile(source: Path, unit: str, mode: Mode, place: Path) -> None:
         if done.returncode:
             raise KernelsUnavailable(f"{source.name} does not compile for the emulator:\n{done.stderr[:6000]}")
         made.replace(place)
-
-
-def kernels_of(source: Path) -> list[str]:
-    return _KERNEL.findall(source.read_text())
 
 
 def _unit(source: Path, programs: Sequence[Program], mode: Mode) -> str:

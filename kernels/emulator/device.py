@@ -47,6 +47,13 @@ class EmulatedDevice:
     def type(self) -> str:
         return "cpu"
 
+    def load(self, programs: Sequence[Program]) -> None:
+        """Compile what is not compiled yet: no launch of theirs waits for it after that."""
+        for program in programs:
+            place = self._binary(program)
+            if self._mode == "plain":
+                _library(place)
+
     def launch(self, what: Launch, grid: Grid, block: int, arguments: Sequence[Argument], shared: int = 0) -> None:
         place = self._binary(what.program)
         shape = (*grid, block, 1, 1)

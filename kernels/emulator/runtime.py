@@ -11,7 +11,7 @@ import os
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from relay.kernels.cuda_compiler import Program
 from relay.kernels.cuda_devices import refuse_expandable_segments
 from relay.kernels.cuda_library import Argument, Device, Grid, Launch
-from relay.kernels.device_runtime import HANDLE_BYTES, Graph, Memory
+from relay.kernels.device_runtime import HANDLE_BYTES, Graph, HandleRefused, Memory
 from relay.kernels.emulator.device import EmulatedDevice, EmulatorError
 
 _HANDLE: Final = struct.Struct("<8sqqqqq16x")  # magic, pid, when that process started, descriptor, device, inode
@@ -44,6 +44,9 @@ class RecordingDevice:
     @property
     def type(self) -> str:
         return self._device.type
+
+    def load(self, programs: Sequence[Program]) -> None:
+        self._device.load(programs)
 
     def launch(self, what: Launch, grid: Grid, block: int, arguments: Sequence[Argument], shared: int = 0) -> None:
         fixed = tuple(arguments)
@@ -106,6 +109,15 @@ class EmulatedRuntime:
 
     def enter_thread(self) -> None:
         torch.set_num_threads(1)
+
+    def load(self, programs: Sequence[Program]) -> None:
+        self._recorder.load(programs)
+
+    def settle(self) -> None:
+        self._use()
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()  # each process has a device of its own
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -182,8 +194,8 @@ class EmulatedRuntime:
     def handle_of(self, memory: Memory) -> bytes:
         return self._handles[memory.base.data_ptr()]
 
-    def open(self, handle: bytes, n_bytes: int, number: int) -> Memory | None:
-        """Raises ValueError for a handle of this very process, and for bytes that are none."""
+    def open(self, handle: bytes, n_bytes: int, number: int, seal: bytes) -> Memory:
+        """Raises ValueError too: for a handle of this very process, and for bytes that are none."""
         if len(handle) != HANDLE_BYTES or not handle.startswith(_MAGIC):
             raise ValueError(f"{len(handle)} bytes are no handle of an emulated device's memory")
         _, pid, started, fd, device, inode = _HANDLE.unpack(handle)
@@ -191,10 +203,9 @@ class EmulatedRuntime:
             raise ValueError("the handle is of this process, which cannot open it: use the memory itself")
         mapped = self._mapped.get(handle)
         if mapped is None:
-            mapped = _map(pid, started, fd, (device, inode), n_bytes)
-            if mapped is None:
-                return None
-            self._mapped[handle] = mapped
+            mapped = self._mapped[handle] = _map(pid, started, fd, (device, inode), n_bytes)
+        if mapped[: len(seal)] != seal:
+            raise HandleRefused("what the handle opens is not what it was made for (emulated)")
         base = torch.frombuffer(mapped, dtype=torch.uint8)
         address = base.data_ptr()
         if not self.reaches(number):
@@ -206,17 +217,18 @@ class EmulatedRuntime:
         return Memory(base, close)
 
 
-def _map(pid: int, started: int, fd: int, identity: tuple[int, int], n_bytes: int) -> mmap.mmap | None:
+def _map(pid: int, started: int, fd: int, identity: tuple[int, int], n_bytes: int) -> mmap.mmap:
+    """Raises HandleRefused."""
     try:
         if _started(pid) != started:
-            return None
+            raise HandleRefused(f"process {pid}, which made the handle, has ended (emulated)")
         theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
+    except OSError as error:
+        raise HandleRefused(f"process {pid} has ended, or freed what the handle names (emulated)") from error
     try:
         status = os.fstat(theirs)
         if (status.st_dev, status.st_ino) != identity or status.st_size < n_bytes:
-            return None
+            raise HandleRefused(f"process {pid} has freed what the handle names (emulated)")
         return mmap.mmap(theirs, n_bytes)
     finally:
         os.close(theirs)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ class Compute:
     """A loaded runner, the least time that it could take for (rows, KV tokens), and what its thread has to do first.
 
     max_context: tokens of one sequence that it can compute. exact: whether its bits keep the law of exactness (`relay.engine.runner`); all
-    do but cuBLAS.
+    do but cuBLAS. alone: no other worker of its device measures meanwhile.
     """
 
     runner: Runner
@@ -31,16 +32,18 @@ class Compute:
     on_thread_start: Callable[[], None]
     max_context: int
     exact: bool = True
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard, measured: Measured) -> EngineHost:
     """An engine that has computed, so that its first request finds everything warm."""
     runner = compute.runner
-    runner.step(_prompt(runner, 1, 0))
-    few = measured.value("few_rows_ms", lambda: step_ms(runner, 1))
-    many = measured.value("many_rows_ms", lambda: step_ms(runner, MANY_ROWS))
     far = _far(runner, compute.max_context)
-    many_far = measured.value("many_rows_far_ms", lambda: step_ms(runner, MANY_ROWS, far))
+    with compute.alone():
+        runner.step(_prompt(runner, 1, 0))
+        few = measured.value("few_rows_ms", lambda: step_ms(runner, 1))
+        many = measured.value("many_rows_ms", lambda: step_ms(runner, MANY_ROWS))
+        many_far = measured.value("many_rows_far_ms", lambda: step_ms(runner, MANY_ROWS, far))
     tile_ms = max((many - few) / max(1, MANY_ROWS // runner.tile_rows - 1), 1e-3)
     kv_ms = max(many_far - many, 0.0) / (MANY_ROWS * far) if far else 0.0
     engine = Engine(

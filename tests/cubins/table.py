@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from relay.kernels.cuda_compiler import ARCHITECTURES, Program, build
-from relay.kernels.cuda_programs import PROGRAMS, build_all
+from relay.kernels.cuda_compiler import ARCHITECTURES, Program, build, build_all
+from relay.kernels.cuda_programs import PROGRAMS
 from tests.cubins.cubin import resources
 from tests.cubins.wanted import blocks_at_a_time, wanted
 from tests.cubins.workloads import BYTES_A_SECOND, OPERATIONS_A_SECOND, WORKLOADS

@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from relay.kernels.cuda_compiler import ARCHITECTURES, Program, build
-from relay.kernels.cuda_programs import PROGRAMS, build_all
+from relay.kernels.cuda_compiler import ARCHITECTURES, Program, build, build_all
+from relay.kernels.cuda_programs import PROGRAMS
 from relay.kernels.emulator.compiler import FLAGS, binary
 from tests.cubins.table import table
 from tests.cubins.toolkit import compile_with_nvcc

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from relay.errors import KernelsUnavailable
-from relay.kernels.cuda_compiler import ARCHITECTURES, FOLDER, Program, architecture_for, build, compile_cubin, cubin_path
-from relay.kernels.cuda_programs import PROGRAMS, build_all
+from relay.kernels.cuda_compiler import ARCHITECTURES, FOLDER, Program, architecture_for, build, build_all, compile_cubin, cubin_path
+from relay.kernels.cuda_programs import PROGRAMS
 from tests.cubins.cubin import resources
 from tests.cubins.toolkit import compile_with_nvcc
 from tests.cubins.wanted import faults

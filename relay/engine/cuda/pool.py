@@ -37,6 +37,7 @@ class DevicePool:
     def __init__(self, layout: KVLayout, runtime: Runtime, memory: Memory, handle: PoolHandle, far: int | None = None) -> None:
         """far: number of its device, if that is out of reach."""
         self.layout, self.far = layout, far
+        self._place = runtime.place if far is None else memory.base.device
         self.handle: PoolHandle | None = handle
         self._runtime = runtime
         pages = memory.base[SEAL_BYTES : SEAL_BYTES + layout.pool_bytes]
@@ -58,16 +59,11 @@ class DevicePool:
         return cls(layout, runtime, memory, handle)
 
     @classmethod
-    def open(cls, layout: KVLayout, runtime: Runtime, handle: PoolHandle) -> Self | None:
-        """layout: as ours, but for its size. None if that pool is there no more."""
+    def open(cls, layout: KVLayout, runtime: Runtime, handle: PoolHandle) -> Self:
+        """layout: as ours, but for its size. Raises HandleRefused if that pool is there no more, or cannot be had."""
         if handle.offset != SEAL_BYTES or handle.n_bytes % layout.block_bytes:
             raise ValueError(f"a pool of {handle.n_bytes} bytes from {handle.offset} on does not hold blocks of {layout.block_bytes}")
-        memory = runtime.open(handle.handle, SEAL_BYTES + handle.n_bytes, handle.device)
-        if memory is None:
-            return None
-        if bytes(memory.base[:SEAL_BYTES].cpu().numpy()) != _seal(handle):
-            memory.release()
-            return None
+        memory = runtime.open(handle.handle, SEAL_BYTES + handle.n_bytes, handle.device, _seal(handle))
         sized = msgspec.structs.replace(layout, n_blocks=handle.n_bytes // layout.block_bytes)
         return cls(sized, runtime, memory, handle, None if runtime.reaches(handle.device) else handle.device)
 
@@ -95,11 +91,11 @@ class DevicePool:
         self._runtime.finish()
 
     def numbers(self, blocks: NDArray[np.int32]) -> Tensor:
-        """Block numbers on the pool's device."""
-        return torch.tensor(np.asarray(blocks, np.int32), device=self.words.device)
+        """Block numbers where what touches this pool is launched: on the device of `runtime`, wherever the blocks are, unless it is far."""
+        return torch.tensor(np.asarray(blocks, np.int32), device=self._place)
 
     def _sums(self, n: int) -> Tensor:
-        return torch.zeros(self.layout.n_layers, n, dtype=torch.int64, device=self.words.device)
+        return torch.zeros(self.layout.n_layers, n, dtype=torch.int64, device=self._place)
 
 
 def _seal(handle: PoolHandle) -> bytes:

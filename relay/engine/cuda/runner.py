@@ -118,6 +118,7 @@ class CudaRunner:
         self._pusher = DevicePusher(memory, runtime)
         self.graphs = DecodeGraphs(limits.max_running, limits.max_context)
         self.n_eager = 0
+        runtime.settle()
         if graphs:
             with runtime.computing():
                 self.graphs.capture_all(self._capture)

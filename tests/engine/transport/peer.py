@@ -18,6 +18,7 @@ from relay.engine.runner import Push
 from relay.kv.layout import KVLayout
 from relay.kv.pool import KVPool
 from relay.kv.pools import Map, Pools
+from relay.log import configure
 from relay.messages import Address, PoolHandle
 
 LAYOUT = KVLayout(n_layers=3, n_kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16", n_blocks=12)
@@ -174,6 +175,7 @@ class Peer:
 
 
 def main(kind: str) -> None:
+    configure("peer")  # logs go to standard error, answers to standard output
     peer = Peer(MemfdBackend() if kind == "memfd" else DeviceBackend(kind))
     for line in sys.stdin:
         told = json.loads(line)
