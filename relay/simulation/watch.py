@@ -78,7 +78,7 @@ class Watch:
         self._drained: dict[tuple[Address, Address, str], int] = {}  # this decode actor has displaced that attempt for this gateway
         self._n_failures = 0  # of the flight whose Displaced its gateway is about to handle
         self._held: dict[Key, None] = {}  # attempts at the decode actor that is about to handle an Expect
-        self.spoke_s: dict[str, float] = {}  # when a decode actor last said that it has this request, or sent tokens of it
+        self.spoke_s: dict[str, float] = {}  # since when a decode actor keeps the log of this request, if it has ended
         self.tried: dict[str, None] = {}  # requests in whose lone step a worker died by chance
         self._kills: Counter[str] = Counter()  # workers that this request has killed
         self.n_endings_sent = 0
@@ -116,6 +116,8 @@ class Watch:
                 self._owes_left[source, (message.request_id, message.attempt)] = None
             case Left():
                 self._left[source, (message.request_id, message.attempt)] = None
+                if source.actor.startswith("decode/"):
+                    self.spoke_s[message.request_id] = trio.current_time()
             case Tokens():
                 for row in message.rows:
                     self._row(source, to, row)
@@ -145,6 +147,7 @@ class Watch:
                 del self._placed[address, key]
         elif isinstance(message, Resume):
             self._resuming[address, message.request_id] = None
+            self.spoke_s[message.request_id] = trio.current_time()
             self._replays[address, message.gateway, (message.request_id, message.attempt)] += 1
         elif isinstance(message, Expect):
             decode_actor = life.actors[address.actor]
@@ -225,14 +228,15 @@ class Watch:
             self._has_left(life, address)
 
     def poisoned(self, request_ids: list[str]) -> None:
-        """A worker is about to die of these: each kills in company once, and once more alone. Then its gateway knows, if it lives."""
+        """A worker is about to die of these. Each kills in company once, and once more alone; then its gateway knows, if it lives. What had
+        been sent on behalf of it by then may kill once or twice more."""
         if any(member.epoch > 1 for name, member in self._world.supervisor.members.items() if name.startswith("gateway")):
             return
         visits = {client.name: client.visit for client in self._world.clients}
         for request_id in request_ids:
             self._kills[request_id] += 1
-            if self._kills[request_id] > 2 and not visits[request_id.split("/")[0]].resumes:
-                raise Violation("poison goes on", f"{request_id} is about to kill its third worker")
+            if self._kills[request_id] > 4 and not visits[request_id.split("/")[0]].resumes:
+                raise Violation("poison goes on", f"{request_id} is about to kill its fifth worker")
 
     def writes(self, writer: "Life", owner: "Life", key: Key, blocks: list[int]) -> None:
         """Into leased blocks: who writes must hold that lease, and not have given it up."""
@@ -343,7 +347,8 @@ class Watch:
         if source.actor.startswith("prefill/"):
             self._first[source, key] = None
             return
-        self.spoke_s[row.request_id] = trio.current_time()
+        if (source, key) not in self._left:  # else it had ended, and only waited for credit
+            self.spoke_s[row.request_id] = trio.current_time()
         expected = self._next.get((source, gateway, key), row.first)
         if row.first != expected and row.first == 0 and self._replays[source, gateway, key]:
             self._replays[source, gateway, key] -= 1
