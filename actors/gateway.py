@@ -254,8 +254,8 @@ class GatewayActor:
     def _take(self, flight: Flight, row: Row, now: int, source: Address) -> None:
         """Tokens are indexed: the next ones are taken, those already here are dropped (and compared)."""
         known = len(flight.ids)
-        if row.first > known and flight.awaits_log:
-            return  # sent before its decode worker knew of us, and told again by it
+        if flight.awaits_log and (row.first > known or source.actor.startswith("prefill/")):
+            return  # sent before its decode worker knew of us, and told again by it; a prefill worker's comes by another road
         if row.first > known:
             log.error("tokens are missing", request_id=flight.request_id, attempt=row.attempt, first=row.first, expected=known)
             self._on_event("violation")
