@@ -10,6 +10,7 @@ from rich.table import Table
 
 from relay import config as configuration
 from relay.cli.progress import model_progress
+from relay.engine.cuda.decode_graphs import DecodeGraphs
 from relay.engine.cuda.memory_plan import DeviceMemory
 from relay.errors import KernelsUnavailable
 from relay.kernels.cuda_devices import Gpu, find_gpus
@@ -69,7 +70,7 @@ def explain(plan: Plan, console: Console) -> None:
         console.print(f"weights     {plan.weight_bytes / _MIB:.0f} MiB, packed once and shared by all engine workers")
     for worker in plan.workers:
         if worker.memory is not None:
-            console.print(f"{worker.name:<11} {_parts(worker.memory)}")
+            console.print(f"{worker.name:<11} {_parts(worker.memory, _n_graphs(plan))}")
     for gpu, n_bytes in sorted(plan.gpu_bytes().items()):
         console.print(f"GPU {gpu:<7} {n_bytes / _MIB:.0f} MiB in all")
     if plan.routes():
@@ -91,7 +92,11 @@ def _device(task: EngineTask) -> str:
     return "emulator" if task.runner == "cuda" else f"{task.threads} threads"
 
 
-def _parts(memory: DeviceMemory) -> str:
+def _n_graphs(plan: Plan) -> int:
+    return len(DecodeGraphs(plan.config.engine.max_running, plan.max_context).buckets())
+
+
+def _parts(memory: DeviceMemory, n_graphs: int) -> str:
     """Of a worker on a device, in MiB."""
     parts = {
         "weights": memory.weights,
@@ -100,7 +105,7 @@ def _parts(memory: DeviceMemory) -> str:
         "attention": memory.attention,
         "draws": memory.draws,
         "tables": memory.tables,
-        "CUDA itself": memory.itself,
+        f"CUDA itself and {n_graphs} graphs": memory.itself,
     }
     return f"{memory.total / _MIB:.0f} MiB: " + ", ".join(f"{name} {n_bytes / _MIB:.0f}" for name, n_bytes in parts.items())
 

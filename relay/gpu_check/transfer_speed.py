@@ -41,7 +41,6 @@ def run(found: Found, rehearse: bool) -> None:
         assert owner.stdout is not None
         handle = msgspec.convert(json.loads(owner.stdout.readline()), PoolHandle)
         target = DevicePool.open(own.layout, stage.runtime, handle)
-        assert target is not None
         _measure(stage, found, own, target, n)
         owner.communicate("")
 

@@ -54,6 +54,7 @@ def test_a_gpu_config_is_explained_without_a_gpu(smollm2_path: Path) -> None:
     for total, others in parts:
         numbers = [int(part.rpartition(" ")[2]) for part in others.split(", ")]
         assert len(numbers) == 6
+        assert "CUDA itself and 18 graphs 1024" in others
         assert abs(146 + sum(numbers) - int(total)) <= 4
     in_all = re.search(r"^GPU 0 +(\d+) MiB in all$", text, re.MULTILINE)
     assert in_all is not None

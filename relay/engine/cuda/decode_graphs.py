@@ -4,9 +4,10 @@ A step without chunks runs in the smallest that holds it. Its bits are those of 
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from relay.kernels.device_runtime import Graph
+if TYPE_CHECKING:  # which imports torch, and the root plans with this
+    from relay.kernels.device_runtime import Graph
 
 _FIRST_CONTEXT: Final = 2048
 _CONTEXT_GROWTH: Final = 4
@@ -52,7 +53,7 @@ class DecodeGraphs:
         length = next((length for length in self._contexts if length >= context), None)
         return None if size is None or length is None else Bucket(size, length)
 
-    def capture_all(self, capture: Callable[[Bucket], Graph]) -> None:
+    def capture_all(self, capture: "Callable[[Bucket], Graph]") -> None:
         for bucket in self.buckets():
             self._graphs[bucket] = capture(bucket)
             self.n_replays[bucket] = 0

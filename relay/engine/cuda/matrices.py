@@ -117,8 +117,8 @@ class MatrixLoader:
         return [QuantizedMatrix(packed.to(self._runtime.place), bias, self._runtime)]
 
     def _kind(self, name: str) -> str | None:
-        matrix = self._checkpoint.matrix(name)
-        return matrix.type if packs(matrix.type, matrix.n_in) else None
+        kind = self._checkpoint.type(name)
+        return kind if packs(kind, self._checkpoint.shape(name)[1]) else None
 
     def _bias(self, names: Sequence[str]) -> Tensor | None:
         found = [self.vector(f"{name}_bias") for name in names]
