@@ -18,6 +18,7 @@ from relay.kernels.tensor_check import element, expect, shift_of
 HEAD_DIMS: Final = (64, 96, 128, 256)
 TILE: Final = 32  # keys
 ALL_KEYS: Final = 2**31 - 1
+MOST_SEQUENCES: Final = 65535  # of a grid's third dimension
 _LOG2_E: Final = math.log2(math.e)
 _STAGES: Final = {64: 4, 96: 3, 128: 3, 256: 2}
 
@@ -45,8 +46,10 @@ def shared_bytes(head_dim: int) -> int:
 
 def score_rule(scale: float, cap: float, window: int) -> tuple[np.float32, np.float32, np.int32]:
     """Arguments of the kernels: `ScoreRule` in attention.cuh. cap: 0 is none. window: 0 is all keys. Raises ValueError."""
-    if not 0 < scale < math.inf or not 0 <= cap < math.inf or window < 0:
-        raise ValueError(f"scale {scale}, cap {cap} and window {window}; expected scale above 0, cap and window 0 (none) or more")
+    if not 0 < scale < math.inf or not 0 <= cap < math.inf or not 0 <= window <= ALL_KEYS:
+        raise ValueError(
+            f"scale {scale}, cap {cap} and window {window}; expected scale above 0, cap 0 (none) or more, window 0 (none) to {ALL_KEYS}"
+        )
     inner = 2 * scale * _LOG2_E / cap if cap else scale * _LOG2_E
     return np.float32(inner), np.float32(cap * _LOG2_E), np.int32(window or ALL_KEYS)
 
@@ -63,7 +66,9 @@ def expect_paged(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths
     expect("table", table, (len(lengths), None), torch.int32, on)
     expect("out", out, q.shape, q.dtype, on)
     n_kv_heads = keys.shape[1]
-    if head_dim not in HEAD_DIMS or n_heads % n_kv_heads:
+    if len(lengths) > MOST_SEQUENCES:
+        raise ValueError(f"{len(lengths)} sequences; expected at most {MOST_SEQUENCES}")
+    if head_dim not in HEAD_DIMS or n_kv_heads == 0 or n_heads % n_kv_heads:
         raise ValueError(
             f"{n_heads} heads on {n_kv_heads} K/V heads of width {head_dim}; expected whole groups, and a width of "
             + ", ".join(map(str, HEAD_DIMS))

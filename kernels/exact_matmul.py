@@ -65,6 +65,8 @@ def exact_matmul(x: Tensor, w: Tensor, out: Tensor, *, bias: Tensor | None = Non
     if n_rows == 0 or n_out == 0:
         return
     rows = rows or shape_for(n_rows)
+    if rows not in _COLUMNS:
+        raise ValueError(f"tiles of {rows} rows; expected one of {', '.join(map(str, _COLUMNS))}")
     n_tiles = -(-n_rows // rows) * -(-n_out // _COLUMNS[rows])
     arguments = (x, w, bias, out, np.int32(n_rows), np.int32(n_out), np.int32(n_in), np.int32(as_float))
     on.launch(_LAUNCH[kind, rows], (n_tiles, 1, 1), _THREADS[rows], arguments, shared_bytes(rows))

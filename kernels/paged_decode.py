@@ -70,8 +70,8 @@ def paged_decode(
     n_splits = work.part_o.shape[2]
     expect("work.part_o", work.part_o, (None, n_heads, n_splits, head_dim), torch.float32, on)
     expect("work.part_ml", work.part_ml, (len(work.part_o), n_heads, n_splits, 2), torch.float32, on)
-    if n_sequences > len(work.part_o):
-        raise ValueError(f"{n_sequences} sequences; the workspace was made for {len(work.part_o)}")
+    if n_sequences > len(work.part_o) or n_splits == 0:
+        raise ValueError(f"{n_sequences} sequences; the workspace was made for {len(work.part_o)} with {n_splits} splits")
     rule = score_rule(scale, cap, window)
     if n_sequences == 0:
         return

@@ -39,6 +39,8 @@ def silu_mul(gate_up: Tensor, out: Tensor, *, activation: Activation = "silu", o
     expect("gate_up", gate_up, (n_rows, 2 * width), gate_up.dtype, on)
     if width % 8 or n_rows > _MOST_ROWS:
         raise ValueError(f"{n_rows} rows of width {width}; expected a multiple of 8, and at most {_MOST_ROWS} rows")
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"activation {activation}; expected one of {', '.join(_ACTIVATIONS)}")
     if n_rows:
         on.launch(_LAUNCH[kind, activation], (-(-width // (8 * _THREADS)), n_rows, 1), _THREADS, (gate_up, out, np.int32(width)))
 

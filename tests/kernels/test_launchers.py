@@ -15,13 +15,14 @@ from relay.kernels.cuda_programs import PROGRAMS
 from relay.kernels.exact_matmul import exact_matmul
 from relay.kernels.kv_scatter_rope import kv_scatter_rope
 from relay.kernels.kv_transfer import kv_checksums, kv_transfer
-from relay.kernels.paged_decode import paged_decode, workspace
+from relay.kernels.paged_decode import Workspace, paged_decode, workspace
 from relay.kernels.paged_prefill import paged_prefill
 from relay.kernels.quant_matvec import Packed, quant_matvec
 from relay.kernels.quant_packing import pack_int8
 from relay.kernels.rms_norm import rms_norm
 from relay.kernels.sample_tokens import ROW, drawn, sample_tokens, tally_tokens
 from relay.kernels.silu_mul import silu_mul
+from tests.kernels.paged import paged
 
 CPU = torch.device("cpu")
 
@@ -184,3 +185,39 @@ def test_scalars_have_the_types_of_the_kernels() -> None:
                     assert argument is None or isinstance(argument, int), (what.kernel, kind)
                 else:
                     assert np.dtype(argument[0]) == {"int": np.int32, "float": np.float32}[kind.split()[0]], (what.kernel, kind)
+
+
+def test_arguments_beyond_what_a_launch_can_say_are_refused() -> None:
+    on = Noted()
+    kv = paged([5, 6], n_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+    q = torch.zeros(2, 4, 64, dtype=torch.bfloat16)
+    work = workspace(2, 4, 64, 16, CPU)
+
+    def decode(keys: Tensor = kv.keys, work: Workspace = work, window: int = 0) -> None:
+        paged_decode(q, keys, keys, kv.table, kv.lengths, torch.empty_like(q), work, scale=0.125, window=window, on=on)
+
+    with pytest.raises(ValueError, match="4 heads on 0 K/V heads"):
+        decode(kv.keys[:, :0].contiguous())
+    with pytest.raises(ValueError, match="window 2147483648"):
+        decode(window=2**31)
+    with pytest.raises(ValueError, match="with 0 splits"):
+        decode(work=Workspace(torch.empty(2, 4, 0, 64), torch.empty(2, 4, 0, 2)))
+    many = torch.zeros(70_000, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="70000 sequences"):
+        paged_decode(
+            many,
+            kv.keys[:, :1].contiguous(),
+            kv.keys[:, :1].contiguous(),
+            torch.zeros(70_000, 1, dtype=torch.int32),
+            torch.zeros(70_000, dtype=torch.int32),
+            many,
+            work,
+            scale=0.125,
+            on=on,
+        )
+    x = torch.zeros(8, 16, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="tiles of 5 rows"):
+        exact_matmul(x, x, torch.zeros(8, 8, dtype=torch.bfloat16), rows=5, on=on)
+    with pytest.raises(ValueError, match="activation relu"):
+        silu_mul(x, torch.zeros(8, 8, dtype=torch.bfloat16), activation="relu", on=on)  # type: ignore[arg-type]
+    assert on.launches == []
