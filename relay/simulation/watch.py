@@ -116,8 +116,7 @@ class Watch:
                 self._owes_left[source, (message.request_id, message.attempt)] = None
             case Left():
                 self._left[source, (message.request_id, message.attempt)] = None
-                if source.actor.startswith("decode/"):
-                    self.spoke_s[message.request_id] = trio.current_time()
+                self._log_goes_on(life, source, (message.request_id, message.attempt))
             case Tokens():
                 for row in message.rows:
                     self._row(source, to, row)
@@ -147,7 +146,7 @@ class Watch:
                 del self._placed[address, key]
         elif isinstance(message, Resume):
             self._resuming[address, message.request_id] = None
-            self.spoke_s[message.request_id] = trio.current_time()
+            self._log_goes_on(life, address, (message.request_id, message.attempt))
             self._replays[address, message.gateway, (message.request_id, message.attempt)] += 1
         elif isinstance(message, Expect):
             decode_actor = life.actors[address.actor]
@@ -262,6 +261,12 @@ class Watch:
             raise Violation("ledger", f"{name}: spans sum to {sum(ledger.spans().values())} of {ledger.wall_ns}")
 
     # --- inside
+
+    def _log_goes_on(self, life: "Life", address: Address, key: Key) -> None:
+        """If there is one, its grace begins now."""
+        actor = life.actors[address.actor]
+        if isinstance(actor, DecodeActor) and actor._logs.get(key) is not None:
+            self.spoke_s[key[0]] = trio.current_time()
 
     def _not_cancelled(self, source: Address, key: Key, what: str) -> None:
         if (source, key) in self._cancelled:

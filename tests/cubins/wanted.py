@@ -40,7 +40,7 @@ def wanted(program: Program, kernel: str) -> Wanted:
             blocks = {64: (4, 6, 6), 96: (4, 5, 5), 128: (3, 4, 4), 256: (2, 3, 3)}[head_dim]
             registers = {64: 152, 96: 208, 128: 224, 256: 248}[head_dim]
             return Wanted(32 * -(-head_dim // 128), registers, blocks, _ATTENTION, attention.shared_bytes(head_dim))
-        return Wanted(256, {64: 176, 96: 240, 128: 255, 256: 255}[head_dim], (1, 1, 1), _ATTENTION, attention.shared_bytes(head_dim))
+        return Wanted(256, {64: 176, 96: 255, 128: 255, 256: 255}[head_dim], (1, 1, 1), _ATTENTION, attention.shared_bytes(head_dim))
     if program.stem == "exact_matmul":
         rows = int(kernel.rsplit("_", 1)[1])
         threads, registers, blocks = {16: (128, 64, (3, 4, 4)), 64: (128, 104, (2, 3, 3)), 128: (256, 128, (1, 2, 2))}[rows]
