@@ -176,8 +176,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a displaced attempt is not tried again": (
         (
             _GATEWAY,
-            "        elif flight is not None:\n            self._retry(\n                flight, message.reason",
-            "        elif flight is not None:\n            0 and self._retry(\n                flight, message.reason",
+            "            self._retry(flight, message.reason",
+            "            0 and self._retry(flight, message.reason",
         ),
     ),
     "a gateway does not watch its decode worker": (
