@@ -415,12 +415,10 @@ class DecodeActor:
             if advance.finish is not None:
                 finished = entry.state == "running"
                 self._drop(entry, n_generated=advance.sequence.n_generated, finished=finished)
-        for sequence, reason in (*report.refused, *((sequence, NO_NUMBER) for sequence in report.failed)):
-            entry = self._running.get(sequence.id)
-            if entry is not None:
-                if entry.state == "running":
-                    self._displace(entry, reason, convicted=reason is NO_NUMBER)
-                self._drop(entry)
+        for sequence, reason in report.refused:
+            self._give_up(sequence, reason)
+        for sequence in report.failed:
+            self._give_up(sequence, NO_NUMBER, convicted=True)
         for sequence in report.gone:
             entry = self._running.get(sequence.id)
             if entry is not None:
@@ -430,6 +428,14 @@ class DecodeActor:
         changes = news(self._worker, self._context.address.epoch, self._book)
         if changes is not None and self._router is not None:
             self._context.post(self._router, changes)
+
+    def _give_up(self, sequence: Sequence, reason: str, *, convicted: bool = False) -> None:
+        """The engine has, and has let go of it."""
+        entry = self._running.get(sequence.id)
+        if entry is not None:
+            if entry.state == "running":
+                self._displace(entry, reason, convicted=convicted)
+            self._drop(entry)
 
     def _row(self, entry: Entry, advance: Advance) -> Row:
         first, logprobs = entry.first, (advance.logprobs,) if advance.logprobs is not None else ()

@@ -21,7 +21,7 @@ struct Draw {
     int32_t n_biases, n_suppress;
 };
 
-// `top_ids` and `top` have room for n_top; log probabilities are written only where asked for.
+// `id` is -1 where the highest logit is not finite. `top_ids` and `top` have room for n_top; log probabilities are written only where asked for.
 struct Drawn {
     int32_t id;
     int32_t unused;

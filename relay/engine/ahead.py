@@ -21,7 +21,7 @@ def next_draw(sequence: Sequence, n_more: int = 0) -> Draw:
 
 
 class RowsAhead:
-    """table: int32 [n, most blocks of a sequence], -1 where unused. draws: one for each."""
+    """draws: one for each."""
 
     def __init__(self, sequences: Several[Sequence]) -> None:
         """Of at least one. Each has its tokens but the one that is being drawn, and blocks for it."""
@@ -30,9 +30,9 @@ class RowsAhead:
         self._n_blocks = [len(blocks) for blocks in self._blocks]
         self._n_computed = [len(sequence.tokens) for sequence in sequences]
         self._positions = np.asarray(self._n_computed, dtype=np.int32)
-        self.table = np.full((len(sequences), max(self._n_blocks)), -1, dtype=np.int32)
+        self._table = np.full((len(sequences), max(self._n_blocks)), -1, dtype=np.int32)
         for row, blocks in enumerate(self._blocks):
-            self.table[row, : len(blocks)] = blocks
+            self._table[row, : len(blocks)] = blocks
         self.draws = [next_draw(sequence, 1) for sequence in sequences]
 
     def find(self, sequence: Sequence) -> int | None:
@@ -54,7 +54,7 @@ class RowsAhead:
             tokens=np.asarray([sequence.tokens[-1] for sequence in sequences], dtype=np.int32),
             positions=self._positions[rows],
             sequence=numbers,
-            block_table=self.table[rows, : max(self._n_blocks[row] for row in rows)],
+            block_table=self._table[rows, : max(self._n_blocks[row] for row in rows)],
             logit_rows=numbers,
             draws=tuple(self.draws[row] for row in rows),
         )

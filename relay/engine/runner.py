@@ -64,7 +64,8 @@ class Batch:
 
 @dataclass(slots=True)
 class StepResult:
-    """ids: [R] drawn (the target where scored). logprobs: [R], None where not asked. checksums: one uint64 [n_layers, n] per push.
+    """ids: [R] drawn; the target where scored, -1 where the highest logit is not finite. logprobs: [R], None where not asked, or not drawn.
+    checksums: one uint64 [n_layers, n] per push.
 
     `logits`: float32 [R, vocab] copy for tests, when the runner's `keep_logits` is set. `push_ns`: time in which the step did nothing but
     wait for pushes.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from relay.gpu_check.report import Found, Row, Skip
-from relay.model.random_models import make_folder
+from relay.model.source import resolve
 
 NEEDS: Final = (
     "trio",
@@ -142,7 +142,7 @@ def settings(kind: str, rehearse: bool) -> dict[str, Any]:
     import yaml
 
     shipped: dict[str, Any] = yaml.safe_load((CONFIGS / f"cuda-{kind}.yaml").read_text(encoding="utf-8"))
-    model = make_folder("tiny-llama-64" if rehearse else "smollm2-135m", Path.home() / ".cache" / "relayserve" / "random")
+    model = resolve(f"random:{'tiny-llama-64' if rehearse else 'smollm2-135m'}", sha256=None)
     shipped |= {"model": {"source": str(model), "name": "m"}, "gateway": {"bind": "127.0.0.1:0"}}
     if rehearse:
         shipped["model"]["max_context"] = 512

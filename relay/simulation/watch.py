@@ -153,10 +153,7 @@ class Watch:
             assert isinstance(decode_actor, DecodeActor)
             self._held = dict.fromkeys(decode_actor._entries)
         elif isinstance(message, Displaced):
-            gateway = life.actors[address.actor]
-            assert isinstance(gateway, GatewayActor)
-            flight = gateway._flights.get(message.request_id)
-            self._n_failures = flight.failures if flight is not None else 0
+            self._n_failures = self._failures(life, address, message)
 
     def handled(self, life: "Life", address: Address, message: Message) -> None:
         """The actor has gone on to its next message."""
@@ -186,10 +183,7 @@ class Watch:
         elif isinstance(message, Expect):
             self._is_leased_rightly(life, address, message)
         elif isinstance(message, Displaced) and message.drained:
-            gateway = life.actors[address.actor]
-            assert isinstance(gateway, GatewayActor)
-            flight = gateway._flights.get(message.request_id)
-            if flight is not None and flight.failures > self._n_failures:
+            if self._failures(life, address, message) > self._n_failures:
                 raise Violation("a drain is no failure", f"{address} counts it as one of {message.request_id}")
         elif isinstance(message, Announced):
             self._is_known(life, address, message)
@@ -261,6 +255,13 @@ class Watch:
             raise Violation("ledger", f"{name}: spans sum to {sum(ledger.spans().values())} of {ledger.wall_ns}")
 
     # --- inside
+
+    def _failures(self, life: "Life", address: Address, message: Displaced) -> int:
+        """Attempts that its flight has lost in a row; 0 if there is none."""
+        gateway = life.actors[address.actor]
+        assert isinstance(gateway, GatewayActor)
+        flight = gateway._flights.get(message.request_id)
+        return flight.failures if flight is not None else 0
 
     def _log_goes_on(self, life: "Life", address: Address, key: Key) -> None:
         """If there is one, its grace begins now."""

@@ -22,7 +22,7 @@ def read(path: Path) -> tuple[bool, list[Found]]:
     return data["rehearsal"], [from_json(section) for section in data["sections"]]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is none: needs a machine without a GPU, as CI's are")
 def test_without_a_gpu_it_says_so_and_exits_with_a_status_of_its_own(tmp_path: Path) -> None:
     place = tmp_path / "found.json"
     command = [str(ROOT / "scripts" / "gpu_check"), "--json", str(place)]
@@ -35,7 +35,7 @@ def test_without_a_gpu_it_says_so_and_exits_with_a_status_of_its_own(tmp_path: P
     assert (device.section, device.status, device.rows) == ("device", "skipped", [])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is none: needs a machine without a GPU, as CI's are")
 def test_settings_that_no_gpu_can_be_had_with_hide_no_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert main(["--json", str(tmp_path / "found.json")]) == NO_GPU

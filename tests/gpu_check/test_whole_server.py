@@ -12,7 +12,7 @@ from relay.kernels.silu_mul import PROGRAMS
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_runs_the_settings_that_are_shipped(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("relay.gpu_check.whole_server.make_folder", lambda name, place: tmp_path / name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     shipped = config.load(CONFIGS / f"cuda-{kind}.yaml")
     ours = config.validate(settings(kind, rehearse=False), config.Config, kind)
     assert (ours.engine, ours.runtime, ours.workers) == (shipped.engine, shipped.runtime, shipped.workers)
