@@ -12,11 +12,14 @@ Where the order of summation comes from: attention.cuh. `n_most` rows of one seq
 Source: FlashAttention-2, arXiv 2307.08691.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
 
 from relay.kernels.attention import ALL_KEYS, HEAD_DIMS, expect_paged, program, score_rule, shared_bytes
 from relay.kernels.cuda_library import CUDA, Device, Launch
@@ -65,6 +68,38 @@ def paged_prefill(
     arguments = (q, keys, values, table, starts, lengths, out, *shape, *rule)
     launch, grid = _LAUNCH[heads.kind, heads.head_dim], (n_tiles, heads.n_kv_heads, n_sequences)
     on.launch(launch, grid, _THREADS, arguments, shared_bytes(heads.head_dim))
+
+
+def torch_prefill(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    chunks: Sequence[tuple[int, int]],
+    out: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+) -> None:
+    """Writes `out` by torch's own attention, for where that is faster: without a cap, and with bits that depend on the chunk.
+
+    chunks: (rows, keys) of each sequence, as `starts` and `lengths` say on the device. Keys and values are copied out of the pool first.
+    """
+    begin = 0
+    for (n_rows, n_keys), blocks in zip(chunks, table, strict=True):
+        there = blocks[: -(-n_keys // keys.shape[2])]
+        k, v = (pool.index_select(0, there).transpose(0, 1).flatten(1, 2)[None, :, :n_keys] for pool in (keys, values))
+        rows = slice(begin, begin + n_rows)
+        seen = _seen(n_rows, n_keys, window, q.device) if window else causal_lower_right(n_rows, n_keys)
+        mixed = scaled_dot_product_attention(q[rows].transpose(0, 1)[None], k, v, attn_mask=seen, scale=scale, enable_gqa=True)
+        out[rows] = mixed[0].transpose(0, 1)
+        begin += n_rows
+
+
+def _seen(n_rows: int, n_keys: int, window: int, place: torch.device) -> Tensor:
+    """bool [n_rows, n_keys]: the rows are the last of the keys."""
+    row, key = torch.arange(n_keys - n_rows, n_keys, device=place)[:, None], torch.arange(n_keys, device=place)
+    return (key <= row) & (key > row - window)
 
 
 def reference(

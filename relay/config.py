@@ -83,6 +83,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     exact: Annotated[
         bool, _doc("cuda: matrices by our kernel, whose bits don't depend on the batch; false: by cuBLAS, and recovery may change tokens")
     ] = True
+    prefill_attention: Annotated[
+        Literal["kernel", "torch"],
+        _doc(
+            "cuda: attention of prompts by our kernel, or by torch's own where that is faster; its bits depend on chunks: with exact: false"
+        ),
+    ] = "kernel"
     peer_access: Annotated[
         bool,
         _doc(
@@ -367,6 +373,10 @@ def _check_devices(config: Config, where: str) -> None:
         )
     if config.device == "cpu" and not config.engine.exact:
         raise ConfigError(f"{where}: engine.exact false asks for cuBLAS, which only device: cuda has; on CPUs leave it out")
+    if config.engine.prefill_attention == "torch" and config.engine.exact:
+        raise ConfigError(
+            f"{where}: engine.prefill_attention torch keeps no law of exactness; say engine.exact: false too, on device: cuda"
+        )
     if config.device != "cpu" and config.engine.activations != "a16":
         raise ConfigError(f"{where}: engine.activations is for CPUs; with device: {config.device} leave it out")
 

@@ -282,7 +282,9 @@ def _on_device(task: EngineTask, epoch: int, measured: "Measured", laps: "Laps")
     pool = DevicePool.create(task.layout, runtime, epoch)
     laps.end("pool")
     limits = step_limits(task.config, read_spec(path), task.layout)
-    compute = cuda_compute(path, pool, runtime, limits, measured, exact=task.config.engine.exact)
+    engine = task.config.engine
+    torch_attention = engine.prefill_attention == "torch"
+    compute = cuda_compute(path, pool, runtime, limits, measured, exact=engine.exact, torch_attention=torch_attention)
     laps.end("weights")
     return _Loaded(compute, device_pools(task.layout, runtime), device=runtime)
 

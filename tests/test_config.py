@@ -72,6 +72,7 @@ def test_every_config_of_the_repository_loads(path: Path) -> None:
         (GPU + "engine: {runner: native}", "engine.runner is native, which computes on CPUs"),
         (GPU + "engine: {activations: a8}", "engine.activations is for CPUs"),
         (GOOD + "engine: {exact: false}", "engine.exact false asks for cuBLAS"),
+        (GPU + "engine: {prefill_attention: torch}", "say engine.exact: false too"),
     ],
 )
 def test_a_wrong_config_is_refused_with_what_to_do(text: str, says: str) -> None:

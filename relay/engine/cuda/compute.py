@@ -58,16 +58,19 @@ def device_pools(layout: KVLayout, runtime: Runtime) -> Map:
     return map_pool
 
 
-def cuda_compute(model_path: Path, memory: DevicePool, runtime: Runtime, limits: StepLimits, measured: Measured, *, exact: bool) -> Compute:
+def cuda_compute(
+    model_path: Path, memory: DevicePool, runtime: Runtime, limits: StepLimits, measured: Measured, *, exact: bool, torch_attention: bool
+) -> Compute:
     """The runner with its weights loaded, its graphs captured, and everything launched once. Raises ModelError."""
     checkpoint = open_checkpoint(model_path)
     layout = memory.layout
     weights = load_weights(checkpoint, TYPES[layout.dtype], runtime, max_rows=limits.max_rows, max_context=limits.max_context, exact=exact)
     with runtime.alone():
-        runner = CudaRunner(memory, weights, runtime, limits)
+        runner = CudaRunner(memory, weights, runtime, limits, torch_attention=torch_attention)
+        exact = weights.exact and not torch_attention
         warm_up(runner, runtime, limits)
         if runtime.place.type != "cuda":
-            return Compute(runner, _no_floor, runtime.enter_thread, limits.max_context, weights.exact, runtime.alone)
+            return Compute(runner, _no_floor, runtime.enter_thread, limits.max_context, exact, runtime.alone)
         roofline = Roofline(
             bytes_per_s=measured.value("device_bytes_per_s", lambda: copy_rate(memory, runtime)),
             flops_per_s=measured.value("device_flops_per_s", lambda: product_rate(memory, runtime)),
@@ -77,7 +80,7 @@ def cuda_compute(model_path: Path, memory: DevicePool, runtime: Runtime, limits:
         flops_per_row=2 * n_matrix_weights(checkpoint.spec),
         kv_token_bytes=layout.block_bytes // layout.block_tokens,
     )
-    return Compute(runner, partial(cost.floor_ns, roofline), runtime.enter_thread, limits.max_context, weights.exact, runtime.alone)
+    return Compute(runner, partial(cost.floor_ns, roofline), runtime.enter_thread, limits.max_context, exact, runtime.alone)
 
 
 def _no_floor(n_rows: int, n_kv_tokens: int) -> int:

@@ -24,7 +24,7 @@ from relay.errors import ModelError
 from relay.kernels.device_runtime import Graph, Runtime
 from relay.kernels.kv_scatter_rope import kv_scatter_rope
 from relay.kernels.paged_decode import SPLIT, Workspace, paged_decode
-from relay.kernels.paged_prefill import paged_prefill
+from relay.kernels.paged_prefill import paged_prefill, torch_prefill
 from relay.kernels.rms_norm import rms_norm
 from relay.kernels.silu_mul import silu_mul
 from relay.kv.layout import KVLayout
@@ -103,8 +103,9 @@ class CudaRunner:
         *,
         graphs: bool = True,
         keep_logits: bool = False,
+        torch_attention: bool = False,
     ) -> None:
-        """graphs: capture them now. Raises ModelError if the pool is not laid out for this model."""
+        """graphs: capture now. torch_attention: chunks by torch's own. Raises ModelError if the pool is not laid out for this model."""
         spec, layout = weights.spec, memory.layout
         found = (layout.n_layers, layout.n_kv_heads, layout.head_dim, TYPES[layout.dtype])
         wanted = (spec.n_layers, spec.n_kv_heads, spec.head_dim, weights.dtype)
@@ -112,6 +113,7 @@ class CudaRunner:
             raise ModelError(f"the KV pool has (layers, K/V heads, head width, type) {found}; the model needs {wanted}")
         self.memory, self.vocab_size, self.keep_logits = memory, spec.vocab_size, keep_logits
         self._weights, self._runtime, self._limits, self._on = weights, runtime, limits, runtime.on
+        self._torch_attention = torch_attention
         self._inputs = StepInputs(limits, layout, spec.vocab_size, runtime)
         self._buffers = self._make_buffers()
         self._sampler = DeviceSampler(limits.logit_rows, spec.vocab_size, runtime)
@@ -141,7 +143,7 @@ class CudaRunner:
                 bucket = self.graphs.bucket_for(len(batch.tokens), int(batch.positions.max(initial=0)) + 1)
             shape = self._inputs.load(batch, 0 if bucket is None else bucket.n_rows)
             step = PendingStep(self._runtime, self._pusher, self.vocab_size, keep_logits=self.keep_logits)
-            if bucket is not None and shape.n_chunks == 0 and shape.in_order and self.graphs.replay(bucket):
+            if bucket is not None and not shape.chunks and shape.in_order and self.graphs.replay(bucket):
                 step.draw(self._sampler, self._buffers.logits[: shape.n_rows], batch.draws)
             else:
                 self.n_eager += 1
@@ -162,7 +164,7 @@ class CudaRunner:
         """Run once on padding, so that everything is loaded, then capture."""
         n, inputs = bucket.n_rows, self._inputs
         inputs.pad(n)
-        shape = Shape(n_rows=n, n_single=n, n_chunks=0, n_most=0, context=bucket.context, in_order=True)
+        shape = Shape(n_rows=n, n_single=n, chunks=(), context=bucket.context, in_order=True)
 
         def run() -> None:
             self._layers(shape)
@@ -220,12 +222,13 @@ class CudaRunner:
             work = self._workspace(n, shape.context)
             table, lengths = inputs.table[:n], inputs.lengths[:n]
             paged_decode(q[:n], keys, values, table, lengths, mixed[:n], work, scale=scale, cap=cap, window=window, on=on)
-        if shape.n_chunks:
-            chunks, table = shape.n_chunks, inputs.table[n : n + shape.n_chunks]
-            starts, lengths = inputs.starts[: chunks + 1], inputs.chunk_lengths[:chunks]
-            paged_prefill(
-                q[n:], keys, values, table, starts, lengths, mixed[n:], n_most=shape.n_most, scale=scale, cap=cap, window=window, on=on
-            )
+        if shape.chunks:
+            chunks, table = len(shape.chunks), inputs.table[n : n + len(shape.chunks)]
+            if self._torch_attention and not cap:
+                torch_prefill(q[n:], keys, values, table, shape.chunks, mixed[n:], scale=scale, window=window)
+                return
+            starts, lengths, n_most = inputs.starts[: chunks + 1], inputs.chunk_lengths[:chunks], max(n_rows for n_rows, _ in shape.chunks)
+            paged_prefill(q[n:], keys, values, table, starts, lengths, mixed[n:], n_most=n_most, scale=scale, cap=cap, window=window, on=on)
 
     def _workspace(self, n: int, context: int) -> Workspace:
         spec, n_splits = self._weights.spec, -(-context // SPLIT)

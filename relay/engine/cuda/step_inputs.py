@@ -26,12 +26,11 @@ Int32s = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of one step: rows, of which the first `n_single` are sequences of one row; chunks, the longest of them; keys at most of a single."""
+    """Of one step: rows, of which the first `n_single` are sequences of one row; (rows, keys) of each chunk; keys at most of a single."""
 
     n_rows: int
     n_single: int
-    n_chunks: int
-    n_most: int
+    chunks: tuple[tuple[int, int], ...]
     context: int
     in_order: bool  # every row is a logit row
 
@@ -85,8 +84,7 @@ class StepInputs:
         return Shape(
             n_rows=n_rows,
             n_single=n_single,
-            n_chunks=n_chunks,
-            n_most=int(counts[n_single:].max(initial=0)),
+            chunks=tuple(zip(counts[n_single:].tolist(), last[n_single:].tolist(), strict=True)),
             context=int(last[:n_single].max(initial=0)),
             in_order=n_logit == n_rows,
         )

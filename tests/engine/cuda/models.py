@@ -40,7 +40,15 @@ def device_layout(spec: ModelSpec, n_blocks: int) -> KVLayout:
     )
 
 
-def runner_on(source: Checkpoint, runtime: EmulatedRuntime, n_blocks: int = 60, *, graphs: bool = True, exact: bool = True) -> CudaRunner:
+def runner_on(
+    source: Checkpoint,
+    runtime: EmulatedRuntime,
+    n_blocks: int = 60,
+    *,
+    graphs: bool = True,
+    exact: bool = True,
+    torch_attention: bool = False,
+) -> CudaRunner:
     pool = DevicePool.create(device_layout(source.spec, n_blocks), runtime, epoch=1)
     weights = load_weights(source, torch.bfloat16, runtime, max_rows=LIMITS.max_rows, max_context=LIMITS.max_context, exact=exact)
-    return CudaRunner(pool, weights, runtime, LIMITS, graphs=graphs, keep_logits=True)
+    return CudaRunner(pool, weights, runtime, LIMITS, graphs=graphs, keep_logits=True, torch_attention=torch_attention)

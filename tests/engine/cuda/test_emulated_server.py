@@ -199,9 +199,9 @@ def test_an_aggregated_worker_gives_the_same(tmp_path: Path, alone: list[dict[st
 
 
 @pytest.mark.parametrize(("workers", "n"), [(AGGREGATED, N_NEW), (DISAGGREGATED, 1)], ids=["aggregated", "first token of a prefill worker"])
-def test_a_request_computed_by_cublas_says_so_in_its_ledger(tmp_path: Path, workers: str, n: int) -> None:
+def test_a_request_computed_by_torchs_own_kernels_says_so_in_its_ledger(tmp_path: Path, workers: str, n: int) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text(CONFIG.replace("max_running: 4", "max_running: 4, exact: false") + workers)
+    config.write_text(CONFIG.replace("max_running: 4", "max_running: 4, exact: false, prefill_attention: torch") + workers)
     with running(config, tmp_path / "run") as server:
         body = {"model": "tiny", "prompt": prompt(40), "temperature": 0, "max_tokens": n}
         answer = server.http.post("/v1/completions", json=body)

@@ -50,7 +50,7 @@ def compute_on(device: Runtime, tmp_path: Path) -> Any:
     path.write_text(json.dumps(PAST_LIFE))
     model = resolve(MODEL, sha256=None)
     pool = DevicePool.create(device_layout(open_checkpoint(model).spec, 40), device, epoch=2)
-    return cuda_compute(model, pool, device, LIMITS, Measured(path), exact=True)
+    return cuda_compute(model, pool, device, LIMITS, Measured(path), exact=True, torch_attention=False)
 
 
 def test_an_open_device_has_nothing_to_compile(device: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

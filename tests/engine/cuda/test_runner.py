@@ -99,6 +99,21 @@ def test_logits_are_the_references_within_the_rounding_of_the_step(name: str) ->
     assert np.array_equal(np.asarray(got.ids)[clear], np.asarray(want.ids)[clear])
 
 
+def test_torchs_own_attention_can_be_asked_for() -> None:
+    """Of chunks from the start and behind others; decode rows stay with our kernel."""
+    tokens, ours = prompt(37), runner()
+    theirs = runner_on(checkpoint(), runtime_for(64), 8, graphs=False, exact=False, torch_attention=True)
+    found = []
+    for one in (ours, theirs):
+        poison(one.memory)
+        parts = [one.step(rows_of(tokens[:end], begin)).logits for begin, end in ((0, 20), (20, 36), (36, 37))]
+        found.append(np.concatenate([part for part in parts if part is not None]))
+    want, got = found
+    assert len(got) == len(tokens)
+    assert not np.array_equal(got[:36], want[:36])
+    assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
+
+
 def test_torchs_own_products_can_be_asked_for_in_graphs_too() -> None:
     tokens, ours = prompt(20), runner()
     theirs = runner_on(checkpoint(), runtime_for(64), 8, exact=False)
