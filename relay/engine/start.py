@@ -24,7 +24,7 @@ class Compute:
     """A loaded runner, the least time that it could take for (rows, KV tokens), and what its thread has to do first.
 
     max_context: tokens of one sequence that it can compute. exact: whether its bits keep the law of exactness (`relay.engine.runner`); all
-    do but cuBLAS. alone: no other worker of its device measures meanwhile.
+    do but cuBLAS and torch's attention. alone: no other worker of its device measures meanwhile.
     """
 
     runner: Runner

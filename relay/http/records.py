@@ -33,7 +33,7 @@ class PlacementRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What the route answers. spans: nanoseconds by name, they sum to wall_ns; ttft: the same up to the first byte.
 
-    exact: false where matrices were multiplied by cuBLAS, whose bits depend on the batch (`engine.exact`): after a recovery the tokens may
+    exact: false where cuBLAS or torch's attention computed, whose bits depend on the batch (`engine.exact`): after a recovery the tokens may
     be others than they would have been.
     """
 
