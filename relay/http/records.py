@@ -33,8 +33,8 @@ class PlacementRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What the route answers. spans: nanoseconds by name, they sum to wall_ns; ttft: the same up to the first byte.
 
-    exact: false where cuBLAS or torch's attention computed, whose bits depend on the batch (`engine.exact`): after a recovery the tokens may
-    be others than they would have been.
+    exact: false where cuBLAS or torch's attention computed, whose bits depend on the batch (`engine.exact`): after a recovery tokens may be
+    others than they would have been.
     """
 
     request_id: str
