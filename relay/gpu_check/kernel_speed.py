@@ -1,6 +1,6 @@
-"""Section `speed`: each kernel by itself, beside the rates measured in this section and torch's own where it has such a thing."""
+"""Section `speed`: each kernel by itself, beside the rates measured in this section and what torch or FlashInfer has of it."""
 
-import importlib.util
+import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from relay.gpu_check.kernels_right import programs, random_rows
-from relay.gpu_check.paged_kv import Paged, paged
+from relay.gpu_check.paged_kv import BLOCK, Paged, paged
 from relay.gpu_check.report import Found
 from relay.gpu_check.stage import Stage
 from relay.kernels.exact_matmul import exact_matmul
@@ -33,8 +33,6 @@ def run(found: Found, rehearse: bool) -> None:
         _matmul(stage, found, copy, product)
         _quantized(stage, found, copy)
         _norm(stage, found, copy)
-    has_flashinfer = importlib.util.find_spec("flashinfer") is not None
-    found.rows[0].note = "FlashInfer is installed: compare by hand" if has_flashinfer else "FlashInfer: not installed"
 
 
 def _decode(stage: Stage, found: Found, copy: float) -> None:
@@ -48,7 +46,29 @@ def _decode(stage: Stage, found: Found, copy: float) -> None:
         runs = [_one_decode(stage, q, each, length) for each in sets]
         rate = kv.n_bytes / stage.seconds(runs, repeats=4)
         target = DECODE_TARGET if n == 64 else None
-        found.rate(f"paged_decode, {n} x {length}", rate / 1e12, "TB/s", most=copy / 1e12, target=target)
+        try:
+            theirs, note = kv.n_bytes / stage.torch_seconds(flashinfer_decode(q, kv)), ""
+        except Exception as error:  # a peer that is not there, or of another version, fails nothing
+            theirs, note = None, f"FlashInfer: {error}".splitlines()[0][:200]
+        found.rate(f"paged_decode, {n} x {length}", rate / 1e12, "TB/s", most=copy / 1e12, target=target, note=note)
+        if theirs is not None:
+            found.rate(f"FlashInfer's decode, {n} x {length}", theirs / 1e12, "TB/s", most=copy / 1e12)
+
+
+def flashinfer_decode(q: Tensor, kv: Paged) -> Callable[[], object]:
+    """The same attention over the same pages, planned once as it is meant to be. q: [n, n_heads, head_dim]. Raises what FlashInfer does,
+    ImportError where there is none. Source: docs.flashinfer.ai/api/decode.html."""
+    wrapper = importlib.import_module("flashinfer").BatchDecodeWithPagedKVCacheWrapper
+    room = torch.empty(128 << 20, dtype=torch.uint8, device=q.device)
+    planned = wrapper(room, "HND", use_tensor_cores=True)
+    n_pages = -(-kv.lengths // BLOCK)
+    ends = torch.zeros(len(kv.lengths) + 1, dtype=torch.int32, device=q.device)
+    ends[1:] = n_pages.cumsum(0)
+    pages = torch.cat([row[:n] for row, n in zip(kv.table, n_pages.tolist(), strict=True)])
+    _, n_kv_heads, _, head_dim = kv.keys.shape
+    last = kv.lengths - (n_pages - 1) * BLOCK
+    planned.plan(ends, pages, last, q.shape[1], n_kv_heads, head_dim, BLOCK, pos_encoding_mode="NONE", data_type=q.dtype)
+    return lambda: planned.run(q, (kv.keys, kv.values))
 
 
 def _one_decode(stage: Stage, q: Tensor, kv: Paged, length: int) -> Callable[[], None]:
