@@ -57,9 +57,7 @@ def started(command: Sequence[str], log: Path, environment: Mapping[str, str] | 
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_WITHIN_S)
-        for pid in session(process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _end_session(process.pid)
         process.wait()
 
 
@@ -86,6 +84,16 @@ def session(leader: int) -> dict[int, float]:
             if fields and fields[0] != "Z" and int(fields[3]) == leader:
                 found[int(entry.name)] = _cpu_s(fields)
     return found
+
+
+def _end_session(leader: int) -> None:
+    """SIGKILL until nothing of it runs; a killed process is still there for a moment, and may have forked before."""
+    deadline = time.monotonic() + _STOP_WITHIN_S
+    while (left := session(leader)) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def own_cpu_s() -> float:
