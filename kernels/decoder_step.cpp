@@ -91,7 +91,8 @@ struct ThreadScratch {
 class Decoder {
   public:
     Decoder(const Model& model, int n_threads, int64_t spin_ns, const uint64_t* coefficients);
-    Refusal step(Step& step);
+    Refusal begin(Step& step);
+    void finish();
     ThreadCounters counters(int thread) const { return pool_.counters(thread); }
 
   private:
@@ -307,7 +308,8 @@ void Decoder::plan() {
     }
 }
 
-Refusal Decoder::step(Step& step) {
+Refusal Decoder::begin(Step& step) {
+    step_ = nullptr;
     const Refusal refusal = check(step);
     step.push_ns = 0;
     if (refusal.fault != Fault::NONE || step.n_rows == 0) return refusal;
@@ -317,15 +319,21 @@ Refusal Decoder::step(Step& step) {
         plan();
         reserve();
     } catch (const std::bad_alloc&) {
+        step_ = nullptr;
         return {Fault::MEMORY, 0, 0};
     }
     push_ns_.store(0, std::memory_order_relaxed);
-    pool_.run(n_chunks_.data(), static_cast<int>(phases_.size()), [](void* self, int phase, int chunk, int thread) {
+    pool_.begin(n_chunks_.data(), static_cast<int>(phases_.size()), [](void* self, int phase, int chunk, int thread) {
         Decoder& decoder = *static_cast<Decoder*>(self);
         decoder.chunk(decoder.phases_[static_cast<size_t>(phase)], decoder.step_number_ << 20 | phase, chunk, thread);
     }, this);
-    step.push_ns = push_ns_.load(std::memory_order_relaxed);
     return refusal;
+}
+
+void Decoder::finish() {
+    if (step_ == nullptr) return;
+    pool_.finish();
+    step_->push_ns = push_ns_.load(std::memory_order_relaxed);
 }
 
 // Rows of the row block that a matrix chunk belongs to.
@@ -612,7 +620,9 @@ RELAY_EXPORT void* relay_decoder_create(const relay::Model* model, int n_threads
 
 RELAY_EXPORT void relay_decoder_destroy(void* decoder) { delete static_cast<relay::Decoder*>(decoder); }
 
-RELAY_EXPORT void relay_decoder_step(void* decoder, relay::Step* step, relay::Refusal* refusal) { *refusal = static_cast<relay::Decoder*>(decoder)->step(*step); }
+RELAY_EXPORT void relay_decoder_begin(void* decoder, relay::Step* step, relay::Refusal* refusal) { *refusal = static_cast<relay::Decoder*>(decoder)->begin(*step); }
+
+RELAY_EXPORT void relay_decoder_finish(void* decoder) { static_cast<relay::Decoder*>(decoder)->finish(); }
 
 RELAY_EXPORT void relay_decoder_counters(void* decoder, int thread, relay::ThreadCounters* counters) {
     *counters = static_cast<relay::Decoder*>(decoder)->counters(thread);

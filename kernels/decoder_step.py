@@ -1,4 +1,4 @@
-"""A whole step of a decoder in one call that holds no GIL: prefill chunks and decode rows, mixed, from token ids to drawn tokens.
+"""A whole step of a decoder that holds no GIL: prefill chunks and decode rows, mixed, from token ids to drawn tokens.
 
 A layer is, for all rows at once, and in phases whose chunks `thread_pool` shares out:
 
@@ -15,7 +15,10 @@ Rope: (a, b) at position p -> (a cos t - b sin t, b cos t + a sin t), b half a h
 rounded to float32, then times the magnitude.
 
 Threads share outputs, rows and heads, never a sum: a row's logits have the same bits alone, in any batch, in any chunk, on any number of
-threads. Every index is checked before anything is written: `Decoder.step` raises ValueError.
+threads. Every index is checked before anything is written: `Decoder.begin` raises ValueError.
+
+`begin` lets the pool's other threads start, `finish` joins them: what the caller does in between costs the step no more than its own share
+of the work, which the others take over.
 """
 
 import ctypes
@@ -151,19 +154,27 @@ class Decoder:
         create = self._library.relay_decoder_create
         create.restype = ctypes.c_void_p
         create.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
-        self._step = self._library.relay_decoder_step
-        self._step.restype = None
-        self._step.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        self._begin, self._finish = self._library.relay_decoder_begin, self._library.relay_decoder_finish
+        self._begin.restype = self._finish.restype = None
+        self._begin.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        self._finish.argtypes = (ctypes.c_void_p,)
         self._refusal = _Refusal()
         self._handle = create(ctypes.byref(model), n_threads, spin_ns, coefficients.ctypes.data)
         if not self._handle:
             raise MemoryError("there is no memory for a decoder")
 
-    def step(self, step: Step) -> None:
-        """Raises ValueError, before anything is written, if an index leads nowhere."""
-        self._step(self._handle, ctypes.byref(step), ctypes.byref(self._refusal))
+    def begin(self, step: Step) -> None:
+        """`finish` must follow; until then `step`, and all that it leads to, is the threads'.
+
+        Raises ValueError, before anything is written, if an index leads nowhere: then nothing has begun.
+        """
+        self._begin(self._handle, ctypes.byref(step), ctypes.byref(self._refusal))
         if self._refusal.fault:
             raise ValueError(_FAULTS[self._refusal.fault].format(index=self._refusal.index, value=self._refusal.value))
+
+    def finish(self) -> None:
+        """Take part in the step that has begun; return when it is computed."""
+        self._finish(self._handle)
 
     def counters(self) -> tuple[ThreadCounters, ...]:
         """One for each thread; the caller's own is the first."""

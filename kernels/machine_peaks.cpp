@@ -61,7 +61,8 @@ double best_of(int times, ThreadPool& pool, int n_chunks, ThreadPool::Work work,
     double best = 1e9;
     for (int i = 0; i < times; i++) {
         const double began = seconds();
-        pool.run(&chunks, 1, work, &job);
+        pool.begin(&chunks, 1, work, &job);
+        pool.finish();
         best = std::min(best, seconds() - began);
     }
     return best;

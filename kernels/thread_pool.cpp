@@ -2,7 +2,7 @@
 // memory); a thread takes chunks from its own share, then from others'. A share is one word that names its phase, so a thread that slept
 // through phases cannot claim: its compare-and-swap fails. Whoever returns from the last chunk of a phase opens the next. So a thread
 // that the kernel took off its core delays the one chunk it holds, or nothing. What a job says is read only by owners of chunks: nobody else
-// can be behind, and `run` returns without counting heads.
+// can be behind, and `finish` returns without counting heads.
 #include "thread_pool.h"
 
 #include <linux/futex.h>
@@ -48,7 +48,8 @@ ThreadCounters ThreadPool::counters(int thread) const {
     return {share.chunks.load(std::memory_order_relaxed), share.stolen.load(std::memory_order_relaxed), share.sleeps.load(std::memory_order_relaxed)};
 }
 
-void ThreadPool::run(const int32_t* n_chunks, int n_phases, Work work, void* context) {
+void ThreadPool::begin(const int32_t* n_chunks, int n_phases, Work work, void* context) {
+    n_phases_ = n_phases;
     if (n_phases == 0) return;
     if (threads_.empty() && n_threads_ > 1) {
         sigset_t all, before;  // signals are for the interpreter's thread
@@ -59,12 +60,14 @@ void ThreadPool::run(const int32_t* n_chunks, int n_phases, Work work, void* con
     }
     first_ = phase_.load() + 1;
     n_chunks_ = n_chunks;
-    n_phases_ = n_phases;
     work_ = work;
     context_ = context;
     resting_.store(first_ + static_cast<uint32_t>(n_phases), std::memory_order_relaxed);
     open(first_);
-    take_part(0, true);
+}
+
+void ThreadPool::finish() {
+    if (n_phases_ > 0) take_part(0, true);
 }
 
 // Make the chunks of a phase claimable. Only the one thread that knows all chunks before it to be done gets here.

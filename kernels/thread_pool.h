@@ -16,7 +16,8 @@ struct ThreadCounters {
     int64_t chunks, stolen, sleeps;
 };
 
-// Not copied; `run` is called by one thread at a time. The threads are made by the first `run`, so that they inherit the caller's niceness.
+// Not copied; `begin` and `finish` are called in turn, by one thread at a time. The threads are made by the first `begin`, so that they inherit
+// the caller's niceness.
 class ThreadPool {
   public:
     // work(context, phase, chunk, thread): called once for each chunk of each phase; phase p + 1 begins when all chunks of p have returned.
@@ -29,8 +30,9 @@ class ThreadPool {
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int n_threads() const { return n_threads_; }
-    // n_chunks: of each phase, 1 to MAX_CHUNKS.
-    void run(const int32_t* n_chunks, int n_phases, Work work, void* context);
+    // Let the other threads start; the caller takes part from `finish` on, which returns when all is done. n_chunks: of each phase, 1 to MAX_CHUNKS.
+    void begin(const int32_t* n_chunks, int n_phases, Work work, void* context);
+    void finish();
     ThreadCounters counters(int thread) const;
 
   private:
@@ -52,7 +54,7 @@ class ThreadPool {
     const int64_t spin_ns_;
     std::unique_ptr<Share[]> shares_;
     std::vector<std::thread> threads_;
-    // Written by `run` while no chunk is owned, read by owners of chunks only.
+    // Written by `begin` while no chunk is owned, read by owners of chunks only.
     const int32_t* n_chunks_ = nullptr;
     int n_phases_ = 0;
     uint32_t first_ = 0;

@@ -1,4 +1,4 @@
-"""The decode rows of the next step, made while a device computes this one: all of them but the tokens that are being drawn.
+"""The decode rows of the next step, made while this one is computed: all of them but the tokens that are being drawn.
 
 In: sequences that each get one token from the step under way. Out: positions, block tables and draws as the step after it has them, if by
 then nothing else has happened to the sequence: `find` says so. What was made for one that finished, or went, is not looked at.

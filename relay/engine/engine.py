@@ -21,7 +21,7 @@ from relay.clock import now_ns
 from relay.engine.ahead import RowsAhead, next_draw
 from relay.engine.board import StepBoard
 from relay.engine.report import Advance, StepReport
-from relay.engine.runner import Batch, Done, Draw, Push, Runner, StepResult, launching
+from relay.engine.runner import Batch, Draw, Launches, Push, Runner, StepResult, launching
 from relay.engine.sequence import Sequence, SequenceId
 from relay.kv.book import BlockBook
 from relay.kv.prefix import BlockKey
@@ -98,7 +98,8 @@ class Engine:
         first: Literal["mixed", "decode", "prefill"] = "mixed",
         board: StepBoard | None = None,
     ) -> None:
-        self._runner, self._book, self._clock, self._launch = runner, book, clock, launching(runner)
+        self._runner, self._book, self._clock = runner, book, clock
+        self._launch, self._launches = launching(runner), isinstance(runner, Launches)
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
         self._first, self._n_pauses = first, 0
         self._board = board
@@ -108,6 +109,7 @@ class Engine:
         self._coming: dict[BlockKey, SequenceId] = {}  # blocks that a waiting sequence is about to compute
         self._ahead: RowsAhead | None = None
         self.arrived: Callable[[], list[Job]] = list  # jobs that the next step will be given, as far as they are known
+        self.computes: Callable[[], None] = lambda: None  # called in each turn with a batch, once the host has little left to do in it
         self.on_logits: Callable[[Sequence, int, np.ndarray], None] | None = None  # tests look at every row of logits
 
     @property
@@ -122,14 +124,17 @@ class Engine:
         """One turn; the bool says whether there is more that can be computed now."""
         step = self.begin(jobs)
         if step.batch is not None:
+            if not self._launches:
+                self.computes()
             pending = self._launch(step.batch)
-            if not isinstance(pending, Done):
+            if self._launches:
+                self.computes()
                 self._look_ahead(step)
             self.end(step, pending.result())
         return step.report, step.batch is not None
 
     def _look_ahead(self, step: Step) -> None:
-        """While a device computes `step`: what the next one needs in any case. It changes nothing but what is remembered, and gives a
+        """While `step` is computed: what the next one needs in any case. It changes nothing but what is remembered, and gives a
         sequence its next block early where there are enough for all."""
         drawn = (part.sequence for part in step.parts if part.draws and part.sequence.side == "decode")
         going_on = [sequence for sequence in drawn if sequence.n_generated + 1 < sequence.stopping.max_tokens]

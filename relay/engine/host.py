@@ -39,8 +39,8 @@ class EngineHost:
         self._subscribers: list[Callable[[StepReport], None]] = []
         self._thread: Compute
         if compute is None:
-            self._thread = thread = ComputeThread(engine.step, on_thread_start=on_thread_start)
-            engine.arrived = thread.arrived
+            self._thread = thread = ComputeThread(engine.step, on_thread_start=on_thread_start, tells=True)
+            engine.arrived, engine.computes = thread.arrived, thread.tell
         else:
             self._thread = compute
 

@@ -2,8 +2,9 @@
 
 `step(jobs)` runs on the thread with the jobs that came since the last step, and returns (result, whether there is more to do). While there
 is, it is called again and again; else the thread blocks on the queue and uses no CPU. Results lie in a deque and one idempotent callback
-wakes the loop, however many there are. What `step` raises is raised by `run`, in the actor, as EngineDied. Cancelling `run` ends the thread
-after its present step; a step that never returns ends only with the process.
+wakes the loop, however many there are: at once, or, where a step says when it computes (`tell`), while the next one does, for a loop that
+wakes while a step is being made takes the GIL from it and leaves the cores idle. What `step` raises is raised by `run`, in the actor, as
+EngineDied. Cancelling `run` ends the thread after its present step; a step that never returns ends only with the process.
 
 Whoever starts a worker that computes also sets sys.setswitchinterval(0.0001): the loop and this thread share a GIL.
 """
@@ -47,8 +48,11 @@ class ComputeThread(Generic[Job, Result]):
         name: str = "compute",
         niceness: int = 5,
         on_thread_start: Callable[[], None] = _nothing,
+        tells: bool = False,
     ) -> None:
+        """`tells`: a `step` after which there is more to do calls `tell` in the next turn. Without that its result would lie there."""
         self._step, self._name, self._niceness, self._on_thread_start = step, name, niceness, on_thread_start
+        self._tells = tells
         self._jobs: queue.SimpleQueue[Job | _Stop] = queue.SimpleQueue()
         self._arrived: list[Job | _Stop] = []  # taken from the queue, and not yet given to a step
         self._results: deque[Result] = deque()
@@ -66,6 +70,11 @@ class ComputeThread(Generic[Job, Result]):
         while not self._jobs.empty():
             self._arrived.append(self._jobs.get())
         return [job for job in self._arrived if not isinstance(job, _Stop)]
+
+    def tell(self) -> None:
+        """By `step`, while something is computed without the GIL: now the loop may have what earlier steps returned."""
+        if self._results:
+            self._notify()
 
     def step_age_s(self) -> float:
         """For the heartbeat: a loop that turns says nothing of a thread that does not."""
@@ -125,7 +134,8 @@ class ComputeThread(Generic[Job, Result]):
             self.steps += 1
             if result is not None:
                 self._results.append(result)
-                self._notify()
+            if not (busy and self._tells):
+                self.tell()
 
     def _notify(self) -> None:
         with suppress(trio.RunFinishedError):

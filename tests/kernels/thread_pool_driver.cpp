@@ -40,7 +40,9 @@ int main(int, char** arguments) {
             for (int p = pick(1, 12); p > 0; p--) job.n_chunks.push_back(pick(0, 9) == 0 ? pick(1, 700) : pick(1, 2 * n_threads));
             for (const int32_t n : job.n_chunks) job.written.emplace_back(static_cast<size_t>(n), 0);
             job.slow = pick(0, 2) == 0 ? 50 : 0;
-            pool.run(job.n_chunks.data(), static_cast<int>(job.n_chunks.size()), work, &job);
+            pool.begin(job.n_chunks.data(), static_cast<int>(job.n_chunks.size()), work, &job);
+            if (pick(0, 3) == 0) std::this_thread::sleep_for(std::chrono::microseconds(pick(0, 500)));  // the others have begun, or are through
+            pool.finish();
             for (const auto& phase : job.written)
                 for (const int value : phase)
                     if (value != 1) {

@@ -1,11 +1,11 @@
-"""The runner that computes on the CPU at the machine's own speed: one C++ call a step (`relay.kernels.decoder_step`). Imports no torch.
+"""The runner that computes on the CPU at the machine's own speed: a step is C++ (`relay.kernels.decoder_step`). Imports no torch.
 
 In: a `Batch`. Out: drawn tokens, log probabilities, checksums of what was pushed. Owns its threads and their scratch; the pool is its
 worker's, the packed weights are shared by all workers of the host. Its law is `Runner`'s: a row's bits depend on its own sequence alone,
 whatever shares the batch, the chunk, or the cores.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ def native_layout(spec: ModelSpec, dtype: str, n_blocks: int) -> KVLayout:
 
 
 class NativeRunner:
-    """A `Runner`."""
+    """A `Runner` that `Launches`."""
 
     tile_rows = 1
 
@@ -109,6 +109,10 @@ class NativeRunner:
 
     def step(self, batch: Batch) -> StepResult:
         """See `Runner.step`. Raises ValueError for arrays that lead outside of pool, table or vocabulary; nothing has been written then."""
+        return self.launch(batch).result()
+
+    def launch(self, batch: Batch) -> "_Launched":
+        """See `Launches.launch`: all threads but the caller's begin. Raises as `step` does."""
         step, n_logit_rows = self._step, len(batch.draws)
         arrays = [_indices(a) for a in (batch.tokens, batch.positions, batch.sequence, batch.block_table, batch.logit_rows)]
         tokens, positions, sequence, table, logit_rows = arrays
@@ -124,14 +128,18 @@ class NativeRunner:
         logits = np.empty((n_logit_rows, self.vocab_size), np.float32) if self.keep_logits else None
         step.logits = None if logits is None else logits.ctypes.data
         checksums = self._add_pushes(step, batch)
-        self._decoder.step(step)
+        self._decoder.begin(step)
+        return _Launched(self, arrays, draws, checksums, logits)
+
+    def _finish(self, launched: "_Launched") -> StepResult:
+        self._decoder.finish()
         self._token_arrays.end_step()
         return StepResult(
-            ids=draws.ids(),
-            logprobs=draws.logprobs(),
-            checksums=checksums,
-            logits=logits,
-            push_ns=step.push_ns // self._decoder.n_threads,
+            ids=launched.draws.ids(),
+            logprobs=launched.draws.logprobs(),
+            checksums=launched.checksums,
+            logits=launched.logits,
+            push_ns=self._step.push_ns // self._decoder.n_threads,
         )
 
     def _add_pushes(self, step: Step, batch: Batch) -> list[NDArray[np.uint64]]:
@@ -193,6 +201,20 @@ class NativeRunner:
     def _vector(self, name: str) -> int | None:
         tensor = self.contents.tensors.get(name)
         return None if tensor is None else self.mapping.address + tensor.offset
+
+
+class _Launched(NamedTuple):
+    """A step that other threads compute; keeps what they read and write."""
+
+    runner: NativeRunner
+    arrays: list[NDArray[np.int32]]
+    draws: Draws
+    checksums: list[NDArray[np.uint64]]
+    logits: NDArray[np.float32] | None
+
+    def result(self) -> StepResult:
+        """See `Pending.result`."""
+        return self.runner._finish(self)
 
 
 def _indices(values: NDArray[np.int32]) -> NDArray[np.int32]:
