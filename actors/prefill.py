@@ -148,6 +148,10 @@ class PrefillActor:
                 self._host.submit(Drop(job.sequence.id))
 
     def _on_report(self, report: StepReport) -> None:
+        """What is new of the cache goes first: the router counts what a prompt leaves there as coming, until it hears that it has left."""
+        changes = news(self._worker, self._context.address.epoch, self._book)
+        if changes is not None and self._router is not None:
+            self._context.post(self._router, changes)
         for advance in report.advances:
             if advance.sequence.side == "prefill":
                 self._on_first_token(advance)
@@ -157,9 +161,6 @@ class PrefillActor:
         for sequence in report.failed:
             if sequence.side == "prefill":
                 self._on_failed(sequence)
-        changes = news(self._worker, self._context.address.epoch, self._book)
-        if changes is not None and self._router is not None:
-            self._context.post(self._router, changes)
 
     def _on_first_token(self, advance: Advance) -> None:
         sequence = advance.sequence

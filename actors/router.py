@@ -191,7 +191,11 @@ class RouterActor:
                 return True
         block_tokens = next(iter(self._decode.values())).block_tokens
         n_blocks = blocks_wanted(n_tokens, max_more, self._lengths.p90(), self._config.kv_overcommit, block_tokens)
-        decision = self._decide(admit, n_blocks, block_tokens)
+        keys: list[BlockKey] = []
+        if self._config.placement == "kv_aware":
+            n_full = (n_tokens - 1) // block_tokens
+            keys = list(chain(namespace(self._model, admit.salt), admit.tokens[: n_full * block_tokens], block_tokens))
+        decision = self._decide(n_tokens, n_blocks, keys, block_tokens)
         if not decision.decode:
             return False
         decode = self._decode[decision.decode[0].address]
@@ -199,7 +203,7 @@ class RouterActor:
         key = admit.request_id, admit.attempt
         decode.place(key, n_blocks)
         if prefill is not None:
-            prefill.place(key, n_tokens - min(n_tokens, decision.prefill[0].n_cached))
+            prefill.place(key, n_tokens - min(n_tokens, decision.prefill[0].n_cached), keys)
         self._places[key] = Place(admit.gateway, decode.address, prefill.address if prefill else None, admit)
         self._context.monitor(admit.gateway)
         trail = (*admit.trail, (Span.HOP, queued.received_ns), (Span.PREFILL_QUEUE_CAPACITY, started), (Span.ROUTE_DECIDE, now_ns()))
@@ -215,19 +219,14 @@ class RouterActor:
         )
         return True
 
-    def _decide(self, admit: Admit, n_blocks: int, block_tokens: int) -> Decision:
+    def _decide(self, n_tokens: int, n_blocks: int, keys: list[BlockKey], block_tokens: int) -> Decision:
         """Candidates of both roles, best first; no decode candidate if none has room, no prefill one if decode does it by itself."""
         rule: str = self._config.placement
-        n_tokens = len(admit.tokens)
         if rule == "round_robin":
             return self._by_turn(n_tokens, n_blocks)
-        keys: list[BlockKey] = []
-        if rule == "kv_aware":
-            n_full = (n_tokens - 1) // block_tokens
-            keys = list(chain(namespace(self._model, admit.salt), admit.tokens[: n_full * block_tokens], block_tokens))
 
         def n_cached(worker: WorkerLoad) -> int:
-            return self._caches[worker.worker][1].n_blocks(keys) * block_tokens
+            return self._caches[worker.worker][1].n_blocks(keys, worker.coming) * block_tokens
 
         prefill = weigh_prefill(serving(self._prefill.values()), n_tokens, n_cached)
         decode = weigh_decode(serving(self._decode.values()), n_blocks, n_cached)

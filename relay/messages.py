@@ -198,7 +198,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
     """One worker as the router weighed it for one attempt: tokens of its prefix likely cached there, its load, its score (least wins).
 
-    Of a prefill worker load and score are tokens to compute; of a decode worker, shares of its blocks.
+    Of a prefill worker load and score are tokens to compute, and what it computes for others already counts as cached; of a decode worker,
+    shares of its blocks.
     """
 
     address: Address

@@ -9,6 +9,7 @@ SIMULATED = (
     *sorted((ROOT / "relay" / "policy").glob("*.py")),
     *sorted((ROOT / "relay" / "ledger").glob("*.py")),
     *sorted((ROOT / "relay" / "simulation").glob("*.py")),
+    *sorted((ROOT / "relay" / "replay").glob("*.py")),
     *(ROOT / "relay" / "kv" / f"{name}.py" for name in ("book", "prefix", "pools")),
     *(ROOT / "relay" / "engine" / f"{name}.py" for name in ("engine", "host", "sequence", "report", "modelled_runner", "token_log")),
     *(ROOT / "relay" / "runtime" / f"{name}.py" for name in ("node", "mailbox")),

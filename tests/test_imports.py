@@ -15,7 +15,7 @@ LAYERS = (
     ("actors",),
     ("http", "plan"),
     ("bench", "chaos", "weights", "simulation", "gpu_check"),
-    ("serve", "worker", "faults", "cli", "__main__"),
+    ("serve", "worker", "faults", "cli", "replay", "__main__"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 SAME_ROW = {("engine", "model"), ("config", "errors"), ("cli", "serve"), ("__main__", "cli"), ("policy", "kv"), ("worker", "faults")}

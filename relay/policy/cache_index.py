@@ -5,7 +5,7 @@ nothing between two lives, so a snapshot at `Announced` and changes in order are
 predecessor said may still be on its way: changes name their epoch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from relay.kv.book import BlockBook
 from relay.kv.prefix import HINT_BYTES, BlockKey
@@ -37,10 +37,11 @@ class CacheIndex:
         for hint in _split(added):
             self._hints[hint] = None
 
-    def n_blocks(self, keys: Sequence[BlockKey]) -> int:
-        """How many of `keys`, from the first on, are likely there."""
+    def n_blocks(self, keys: Sequence[BlockKey], coming: Container[bytes] = ()) -> int:
+        """How many of `keys`, from the first on, are likely there, or `coming`: hints of what is being computed."""
         for i, key in enumerate(keys):
-            if key[:HINT_BYTES] not in self._hints:
+            hint = key[:HINT_BYTES]
+            if hint not in self._hints and hint not in coming:
                 return i
         return len(keys)
 

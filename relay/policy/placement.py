@@ -5,10 +5,13 @@ running 90th percentile times `kv_overcommit`); preemption covers the misjudged.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from relay.kv.prefix import HINT_BYTES, BlockKey
 from relay.messages import Address, Candidate, Key
+
+_BUSY_FACTOR = 2
 
 
 @dataclass(slots=True)
@@ -17,6 +20,7 @@ class WorkerLoad:
 
     placed: blocks reserved (decode) or tokens to compute (prefill), by attempt; load: their sum. withheld: blocks that it declined to give
     although we thought them free. reserve: it takes this role in need only. prefills: its worker computes prompts, and not in need only.
+    coming: how many of the placed will leave a block of this hint in its cache, so that who comes next need not compute it again.
     """
 
     address: Address
@@ -29,13 +33,23 @@ class WorkerLoad:
     placed: dict[Key, int] = field(default_factory=dict)
     load: int = 0
     withheld: int = 0
+    coming: dict[bytes, int] = field(default_factory=dict)
+    _hints: dict[Key, list[bytes]] = field(default_factory=dict)
 
-    def place(self, key: Key, amount: int) -> None:
+    def place(self, key: Key, amount: int, blocks: Sequence[BlockKey] = ()) -> None:
+        """`blocks`: what it will leave in the cache."""
         self.placed[key] = amount
         self.load += amount
+        hints = self._hints[key] = [block[:HINT_BYTES] for block in blocks]
+        for hint in hints:
+            self.coming[hint] = self.coming.get(hint, 0) + 1
 
     def leave(self, key: Key) -> None:
         self.load -= self.placed.pop(key, 0)
+        for hint in self._hints.pop(key, ()):
+            self.coming[hint] -= 1
+            if not self.coming[hint]:
+                del self.coming[hint]
 
 
 def rank(worker: WorkerLoad) -> tuple[bool, str]:
@@ -86,11 +100,16 @@ def can_ever_fit(n_tokens: int, max_more: int, workers: Iterable[WorkerLoad]) ->
 
 
 def weigh_prefill(workers: Iterable[WorkerLoad], n_tokens: int, n_cached: Callable[[WorkerLoad], int]) -> list[Candidate]:
-    """Least first: what it still has to compute before this one, and of this one what it has not cached.
+    """Least first: what it still has to compute before this one, and of this one what it has not cached; twice that, unless it is idle.
 
     Load and cache are in one unit, so a hot prefix draws requests only as long as waiting there costs less than computing it elsewhere.
+    Twice, since it is not this one alone that waits while a prefix is computed a second time: so does everyone behind it.
     """
-    found = [Candidate(w.address, n_cached(w), w.load, w.load + n_tokens - min(n_cached(w), n_tokens)) for w in workers]
+    found = []
+    for w in workers:
+        cached = n_cached(w)
+        to_compute = n_tokens - min(cached, n_tokens)
+        found.append(Candidate(w.address, cached, w.load, w.load + (_BUSY_FACTOR if w.load else 1) * to_compute))
     return sorted(found, key=lambda c: (c.score, c.address))
 
 

@@ -93,7 +93,7 @@ def _of_actors(life: Life) -> Iterator[Problem]:
                     yield "left behind", f"{name}@{life.epoch}.{attribute} still holds {left}"
         if isinstance(actor, RouterActor):
             for worker in (*actor._prefill.values(), *actor._decode.values()):
-                if worker.load or worker.placed:
+                if worker.load or worker.placed or worker.coming:
                     yield "loads", f"{name}@{life.epoch} believes {worker.address} to hold {worker.placed}"
 
 

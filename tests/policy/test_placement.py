@@ -1,6 +1,7 @@
 """Where attempts go."""
 
 from relay.messages import Address
+from relay.policy.cache_index import CacheIndex, hints
 from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, may_compute_for, weigh_decode, weigh_prefill
 
 
@@ -31,8 +32,26 @@ def test_a_cached_prefix_draws_only_while_waiting_for_it_costs_less() -> None:
     def cached(worker: WorkerLoad) -> int:
         return 800 if worker.worker == "prefill/0" else 0
 
-    assert weigh_prefill([load("prefill/0", 700), load("prefill/1")], 1000, cached)[0].address.actor == "prefill/0"
-    assert weigh_prefill([load("prefill/0", 900), load("prefill/1")], 1000, cached)[0].address.actor == "prefill/1"
+    for other, most in ((0, 600), (1, 1601)):  # an idle one computes it for nobody's harm; where others wait it counts twice
+        stays = weigh_prefill([load("prefill/0", most - 1), load("prefill/1", other)], 1000, cached)
+        goes = weigh_prefill([load("prefill/0", most + 1), load("prefill/1", other)], 1000, cached)
+        assert (stays[0].address.actor, goes[0].address.actor) == ("prefill/0", "prefill/1")
+
+
+def test_what_prompts_will_leave_in_a_cache_is_coming_until_the_last_of_them_has_left() -> None:
+    worker, keys = load("prefill/0"), [bytes([i]) * 16 for i in range(3)]
+    worker.place(("a", 1), 48, keys)
+    worker.place(("b", 1), 16, keys[:2])
+    worker.leave(("a", 1))
+    assert CacheIndex().n_blocks(keys, worker.coming) == 2
+    worker.leave(("b", 1))
+    worker.leave(("b", 1))
+    assert worker.coming == {}
+
+
+def test_what_is_coming_goes_on_from_what_is_there() -> None:
+    keys = [bytes([i]) * 16 for i in range(4)]
+    assert CacheIndex(hints(keys[:1])).n_blocks(keys, {keys[1][:8]: 1, keys[3][:8]: 1}) == 2
 
 
 def test_decode_goes_where_the_largest_share_is_free() -> None:

@@ -1,0 +1,1 @@
+"""Loads replayed on virtual time: the actors, engines and books that serve, with steps that take the time of a measured machine."""
