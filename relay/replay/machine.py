@@ -20,7 +20,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds: of any step; of each row; of each row whose next token is drawn; of each pair of a row and a token it looks back at.
 
     The defaults fit SmolLM2-135M (Q4_1, a16) on two threads with AVX2, from scripts/measured/cpu-2026-11-30.md: decode at batch 1 takes
-    4.6 ms (the line gives 4.6), at batch 16 32.1 (32.4), a prompt of 512 827 (817), the last 512 of 2,048 1,388 (1,428); 0.7 ms of
+    4.6 ms (the line gives 4.6), at batch 16 32.1 (32.4), a prompt of 512 827 (817), the last 512 of 2,048 1,388 (1,431); 0.7 ms of
     Python is added to each.
     """
 
