@@ -14,7 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 import structlog
 
-from relay.engine.runner import Batch, Done, Pending, Runner, StepResult, launching
+from relay.engine.runner import Batch, Done, Launches, Pending, Runner, StepResult, launching
 from relay.kv.layout import KVLayout
 from relay.kv.pool import KVPool
 from relay.messages import Address, Message
@@ -128,6 +128,10 @@ class FaultyRunner:
 
     def step(self, batch: Batch) -> StepResult:
         return self.launch(batch).result()
+
+    def prepare(self, batch: Batch) -> None:
+        if isinstance(self._runner, Launches):
+            self._runner.prepare(batch)
 
     def launch(self, batch: Batch) -> Pending:
         faults = self._faults

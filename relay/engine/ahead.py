@@ -21,10 +21,11 @@ def next_draw(sequence: Sequence, n_more: int = 0) -> Draw:
 
 
 class RowsAhead:
-    """draws: one for each."""
+    """draws: one for each. whole: a step of the next token of each."""
 
     def __init__(self, sequences: Several[Sequence]) -> None:
         """Of at least one. Each has its tokens but the one that is being drawn, and blocks for it."""
+        self._sequences = list(sequences)
         self._row: dict[SequenceId, int] = {sequence.id: row for row, sequence in enumerate(sequences)}
         self._blocks = [sequence.blocks for sequence in sequences]
         self._n_blocks = [len(blocks) for blocks in self._blocks]
@@ -34,6 +35,8 @@ class RowsAhead:
         for row, blocks in enumerate(self._blocks):
             self._table[row, : len(blocks)] = blocks
         self.draws = [next_draw(sequence, 1) for sequence in sequences]
+        numbers = np.arange(len(sequences), dtype=np.int32)
+        self.whole = Batch(np.zeros_like(numbers), self._positions, numbers, self._table, numbers, tuple(self.draws))
 
     def find(self, sequence: Sequence) -> int | None:
         """Its row, if it has gained its token and is otherwise as it was."""
@@ -42,6 +45,10 @@ class RowsAhead:
             return None  # it was preempted, or has grown once more
         n_computed = self._n_computed[row]
         return row if sequence.n_computed == n_computed and len(sequence.tokens) == n_computed + 1 else None
+
+    def is_of(self, sequences: Several[Sequence]) -> bool:
+        """Whether these are all, in order: then `whole` is their next step, but for its tokens."""
+        return len(sequences) == len(self._sequences) and all(a is b for a, b in zip(sequences, self._sequences, strict=True))
 
     def batch(self, sequences: Several[Sequence]) -> Batch | None:
         """A step of the next token of each of these and nothing else; None if `find` does not find one of them."""

@@ -21,12 +21,12 @@ from relay.clock import now_ns
 from relay.engine.ahead import RowsAhead, next_draw
 from relay.engine.board import StepBoard
 from relay.engine.report import Advance, StepReport
-from relay.engine.runner import Batch, Draw, Launches, Push, Runner, StepResult, launching
+from relay.engine.runner import Batch, Draw, Launches, Pending, Push, Runner, StepResult, launching
 from relay.engine.sequence import Sequence, SequenceId
 from relay.kv.book import BlockBook
 from relay.kv.prefix import BlockKey
 from relay.ledger.spans import Span
-from relay.messages import Trail
+from relay.messages import FinishReason, Trail
 from relay.policy.batching import StepClock, plan_chunks
 
 _MOST_PAUSES = 4  # steps of prompts alone before running sequences get their turn
@@ -74,13 +74,20 @@ class _Part:
 
 @dataclass(slots=True)
 class Step:
-    """One turn between its two halves. `batch` is what is to be computed, None if nothing is; `scored` its logit rows' sequences."""
+    """One turn between its two halves. `batch` is what is to be computed, None if nothing is; `scored` its logit rows' sequences.
+
+    gains: of each of these (index, finish) of the token that it got; None before its result is looked at. followed: when the next step was
+    begun in its place, which goes on with the same sequences.
+    """
 
     report: StepReport
     parts: list[_Part]
     batch: Batch | None = None
     scored: list[tuple[Sequence, bool]] = field(default_factory=list)
+    gains: list[tuple[int, FinishReason | None]] | None = None
     started_ns: int = 0
+    computed_ns: int = 0
+    followed_ns: int = 0
 
 
 class Engine:
@@ -99,7 +106,7 @@ class Engine:
         board: StepBoard | None = None,
     ) -> None:
         self._runner, self._book, self._clock = runner, book, clock
-        self._launch, self._launches = launching(runner), isinstance(runner, Launches)
+        self._launch, self._beside = launching(runner), runner if isinstance(runner, Launches) else None
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
         self._first, self._n_pauses = first, 0
         self._board = board
@@ -108,6 +115,9 @@ class Engine:
         self._waiting: dict[SequenceId, Sequence] = {}  # in the order in which they are computed
         self._coming: dict[BlockKey, SequenceId] = {}  # blocks that a waiting sequence is about to compute
         self._ahead: RowsAhead | None = None
+        self._flight: tuple[Step, Pending] | None = None
+        self._held: list[Job] = []  # that came while a step was in flight
+        self.flies = False  # whether a step may be begun before the one before it is reported: then `settle` must be the last call
         self.arrived: Callable[[], list[Job]] = list  # jobs that the next step will be given, as far as they are known
         self.computes: Callable[[], None] = lambda: None  # called in each turn with a batch, once the host has little left to do in it
         self.on_logits: Callable[[Sequence, int, np.ndarray], None] | None = None  # tests look at every row of logits
@@ -122,18 +132,52 @@ class Engine:
 
     def step(self, jobs: list[Job]) -> tuple[StepReport, bool]:
         """One turn; the bool says whether there is more that can be computed now."""
-        step = self.begin(jobs)
-        if step.batch is not None:
-            if not self._launches:
+        flight, self._flight = self._flight, None
+        held, self._held = self._held + jobs, []
+        if flight is not None:
+            (step, pending), self._held = flight, held
+        else:
+            step = self.begin(held)
+            if step.batch is None:
+                return step.report, False
+            if self._beside is None:
                 self.computes()
             pending = self._launch(step.batch)
-            if self._launches:
-                self.computes()
-                self._look_ahead(step)
-            self.end(step, pending.result())
-        return step.report, step.batch is not None
+        if self._beside is not None:
+            self.computes()
+            self._look_ahead(step, self._beside)
+        result = pending.result()
+        step.computed_ns = now_ns()
+        self._gain(step, result)
+        self._flight = self._follow(step, result)
+        self.end(step, result)
+        return step.report, True
 
-    def _look_ahead(self, step: Step) -> None:
+    def settle(self) -> None:
+        """Wait for a step in flight, and forget it: nothing writes to the pool any more. Sequences are of no use afterwards."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight[1].result()
+
+    def _follow(self, step: Step, result: StepResult) -> tuple[Step, Pending] | None:
+        """Begin the next step at once, with what was made ahead, if all have got a token and nothing else has happened."""
+        ahead, parts = self._ahead, step.parts
+        if not self.flies or ahead is None or self._held or self._waiting or len(self._running) != len(parts) or self.arrived():
+            return None
+        sequences = [part.sequence for part in parts]
+        if min(result.ids) < 0 or any(finish is not None for _, finish in step.gains or ()):
+            return None
+        if any(each.lone or len(each.tokens) > len(each.blocks) * self._block_tokens for each in sequences):
+            return None
+        if not ahead.is_of(sequences):
+            return None
+        self._ahead, batch = None, ahead.whole
+        batch.tokens[:] = result.ids
+        step.followed_ns = now = now_ns()
+        report = StepReport(began_ns=now, n_decode_rows=len(parts))
+        return Step(report, parts, batch, step.scored, started_ns=now), self._launch(batch)
+
+    def _look_ahead(self, step: Step, beside: Launches) -> None:
         """While `step` is computed: what the next one needs in any case. It changes nothing but what is remembered, and gives a
         sequence its next block early where there are enough for all."""
         drawn = (part.sequence for part in step.parts if part.draws and part.sequence.side == "decode")
@@ -142,6 +186,9 @@ class Engine:
             self._grow_early(sequence, len(step.parts))
         if going_on:
             self._ahead = RowsAhead(going_on)
+        if self.flies and len(going_on) == len(step.parts) == len(self._running):
+            assert self._ahead is not None
+            beside.prepare(self._ahead.whole)
         for job in self.arrived():
             if isinstance(job, Add) and self._book.caching:
                 job.sequence.keys_until((len(job.sequence.tokens) - 1) // self._block_tokens, self._block_tokens)
@@ -377,16 +424,27 @@ class Engine:
         """The batch of `step` is computed: draw conclusions from it into its report."""
         batch, report, started = step.batch, step.report, step.started_ns
         assert batch is not None
-        computed = now_ns()
-        if self._board is not None:
+        if step.gains is None:
+            step.computed_ns = now_ns()
+            self._gain(step, result)
+        computed = step.computed_ns
+        if self._board is not None and not step.followed_ns:
             self._board.end()
         n_rows = len(batch.tokens)
         n_kv_tokens = int(batch.positions.sum()) + n_rows
         self._clock.ran(n_rows, n_kv_tokens, (computed - started) / 1e6)
         report.push_ns = result.push_ns
-        floor = started + self._floor_ns(n_rows, n_kv_tokens)
-        self._advance(step.parts, result, step.scored, report, started, floor, computed)
-        report.ended_ns = now_ns()
+        self._advance(step, result, started + self._floor_ns(n_rows, n_kv_tokens))
+        report.ended_ns = step.followed_ns or now_ns()
+
+    def _gain(self, step: Step, result: StepResult) -> None:
+        """The tokens that it drew, to their sequences."""
+        step.gains = []
+        for (sequence, draws), token in zip(step.scored, result.ids, strict=True):
+            finish = sequence.finish_after(token) if draws else None
+            step.gains.append((sequence.n_generated, finish))
+            if draws and token >= 0:
+                sequence.tokens.append(token)
 
     def _waited(self, sequence: Sequence, began: int) -> None:
         """The time up to its first chunk was spent behind others or for want of blocks; between chunks, interleaved with others."""
@@ -466,16 +524,8 @@ class Engine:
             np.asarray(target.blocks[first : max(first, until)], dtype=np.int32),
         )
 
-    def _advance(
-        self,
-        parts: list[_Part],
-        result: StepResult,
-        of_row: list[tuple[Sequence, bool]],
-        report: StepReport,
-        started: int,
-        floor: int,
-        computed: int,
-    ) -> None:
+    def _advance(self, step: Step, result: StepResult, floor: int) -> None:
+        parts, report, started, computed = step.parts, step.report, step.started_ns, step.computed_ns
         push = 0
         for part in parts:
             sequence = part.sequence
@@ -484,7 +534,7 @@ class Engine:
             if sequence.target is not None:
                 sequence.checksums.append(result.checksums[push])
                 push += 1
-        ended = now_ns()
+        ended = step.followed_ns or now_ns()
         prefill_trail: Trail = (
             (Span.PREFILL_HOST, started),
             (Span.PREFILL_FLOOR, min(floor, computed - result.push_ns)),
@@ -498,18 +548,19 @@ class Engine:
                 part.sequence.trail.append((Span.DECODE_PREEMPTED, ended))
             elif part.sequence.id in self._waiting:
                 part.sequence.trail += prefill_trail
-        for row, (sequence, draws) in enumerate(of_row):
+        assert step.gains is not None
+        for row, ((sequence, draws), (index, finish)) in enumerate(zip(step.scored, step.gains, strict=True)):
             if not draws:
                 logprobs = result.logprobs[row]
                 assert logprobs is not None
                 sequence.scores.append(logprobs)
                 continue
             if self.on_logits is not None and result.logits is not None:
-                self.on_logits(sequence, len(sequence.tokens), result.logits[row])
+                self.on_logits(sequence, sequence.n_prompt + index, result.logits[row])
             if result.ids[row] < 0:
                 self._fail(sequence, report)
             else:
-                self._got(sequence, result.ids[row], result, row, report)
+                self._got(Advance(sequence, index, result.ids[row], finish, result.logprobs[row], tuple(sequence.trail)), report)
 
     def _decode_trail(self, report: StepReport, parts: list[_Part], started: int, floor: int, computed: int, ended: int) -> Trail:
         if report.n_decode_rows == 0:
@@ -532,19 +583,17 @@ class Engine:
             self._withdraw(sequence)
         report.failed.append(sequence)
 
-    def _got(self, sequence: Sequence, token: int, result: StepResult, row: int, report: StepReport) -> None:
-        index, finish = sequence.n_generated, sequence.finish_after(token)
-        sequence.tokens.append(token)
+    def _got(self, advance: Advance, report: StepReport) -> None:
+        sequence = advance.sequence
+        report.advances.append(advance)
         sequence.lone = False
-        trail = tuple(sequence.trail)
+        sequence.trail = list(advance.trail) if sequence.side == "prefill" else []
         was_waiting = self._waiting.pop(sequence.id, None) is not None
-        report.advances.append(Advance(sequence, index, token, finish, result.logprobs[row], trail))
-        sequence.trail = []
         if was_waiting:
             self._withdraw(sequence)
         if sequence.side == "prefill":
-            sequence.trail = list(trail)
-        elif finish is not None:
+            return
+        if advance.finish is not None:
             self._running.pop(sequence.id, None)
         elif was_waiting:
             sequence.preempted = False

@@ -39,8 +39,8 @@ class EngineHost:
         self._subscribers: list[Callable[[StepReport], None]] = []
         self._thread: Compute
         if compute is None:
-            self._thread = thread = ComputeThread(engine.step, on_thread_start=on_thread_start, tells=True)
-            engine.arrived, engine.computes = thread.arrived, thread.tell
+            self._thread = thread = ComputeThread(engine.step, on_thread_start=on_thread_start, on_thread_end=engine.settle, tells=True)
+            engine.arrived, engine.computes, engine.flies = thread.arrived, thread.tell, True
         else:
             self._thread = compute
 

@@ -118,6 +118,13 @@ class Done:
 class Launches(Protocol):
     """A `Runner` whose steps run beside the host. `step` is `launch` and `result`."""
 
+    def prepare(self, batch: Batch) -> None:
+        """While a step is under way: the next one may be of this batch, or of another.
+
+        If it is, its array of tokens will hold others by then, and its draws' lists of tokens will have grown. All else can be made ready.
+        """
+        ...
+
     def launch(self, batch: Batch) -> Pending:
         """Begin a step. The batch is not changed before its result is there; no other is launched before that."""
         ...

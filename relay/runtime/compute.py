@@ -48,11 +48,15 @@ class ComputeThread(Generic[Job, Result]):
         name: str = "compute",
         niceness: int = 5,
         on_thread_start: Callable[[], None] = _nothing,
+        on_thread_end: Callable[[], None] = _nothing,
         tells: bool = False,
     ) -> None:
-        """`tells`: a `step` after which there is more to do calls `tell` in the next turn. Without that its result would lie there."""
-        self._step, self._name, self._niceness, self._on_thread_start = step, name, niceness, on_thread_start
-        self._tells = tells
+        """`tells`: a `step` after which there is more to do calls `tell` in the next turn. Without that its result would lie there.
+
+        `on_thread_end` runs last on the thread: it waits for what `step` has begun, so that nobody writes any more once `run` returns.
+        """
+        self._step, self._name, self._niceness, self._tells = step, name, niceness, tells
+        self._on_thread_start, self._on_thread_end = on_thread_start, on_thread_end
         self._jobs: queue.SimpleQueue[Job | _Stop] = queue.SimpleQueue()
         self._arrived: list[Job | _Stop] = []  # taken from the queue, and not yet given to a step
         self._results: deque[Result] = deque()
@@ -111,7 +115,10 @@ class ComputeThread(Generic[Job, Result]):
                 me = threading.get_native_id()
                 os.setpriority(os.PRIO_PROCESS, me, min(os.getpriority(os.PRIO_PROCESS, me) + self._niceness, 19))
             self._on_thread_start()
-            self._loop()
+            try:
+                self._loop()
+            finally:
+                self._on_thread_end()
         except Exception as error:  # this thread's edge: `run` raises it in the actor
             self._error = error
         finally:

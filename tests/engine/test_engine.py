@@ -29,6 +29,9 @@ class BesideRunner(ModelledRunner):
         super().__init__(memory)
         self.events: list[str] = []
 
+    def prepare(self, batch: Batch) -> None:
+        self.prepared = batch
+
     def launch(self, batch: Batch) -> Pending:
         self.events.append("launched")
         return _Beside(self, batch)
@@ -57,6 +60,7 @@ class Worker:
         budget_tiles: int = 2,
         first: First = "mixed",
         runner: type[ModelledRunner] = ModelledRunner,
+        flies: bool = False,
     ) -> None:
         self.memory = KVMemory(layout(n_blocks))
         self.runner = runner(self.memory)
@@ -71,6 +75,7 @@ class Worker:
             first=first,
         )
         self.engine._clock.ran = lambda n_rows, n_kv_tokens, ms: None  # type: ignore[method-assign]
+        self.engine.flies = flies
         self.got: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
         self.n_preempted = 0
@@ -461,20 +466,20 @@ def test_the_board_names_who_is_in_a_step_and_nobody_between(tmp_path: Path) -> 
     os.close(fd)
 
 
-@pytest.mark.parametrize("runner", [ModelledRunner, BesideRunner])
-def test_any_schedule_gives_the_same_tokens(runner: type[ModelledRunner]) -> None:
+@pytest.mark.parametrize(("runner", "flies"), [(ModelledRunner, False), (BesideRunner, False), (BesideRunner, True)])
+def test_any_schedule_gives_the_same_tokens(runner: type[ModelledRunner], flies: bool) -> None:
     """100 random schedules: arrivals, chunk budgets, pool sizes, drops; random numbers, stop ids that may not come yet."""
     n_preempted = 0
     for seed in range(100):
         draw = random.Random(seed)
-        worker = Worker(n_blocks=draw.randint(12, 40), max_running=draw.randint(1, 9), budget_tiles=draw.randint(1, 4), runner=runner)
+        worker = Worker(draw.randint(12, 40), draw.randint(1, 9), budget_tiles=draw.randint(1, 4), runner=runner, flies=flies)
         sampling = Sampling(temperature=draw.choice((0.0, 1.0)), seed=seed)
         worker.engine._max_chunk_tokens = draw.choice((1, 7, 16, 100))
         prefix = prompt_of(draw.randint(0, 40), seed)
         left = [(prefix + prompt_of(draw.randint(1, 30), i), draw.randint(1, 40)) for i in range(draw.randint(1, 10))]
         live: dict[int, tuple[list[int], int]] = {}
         dropped: set[int] = set()
-        while left or len(worker.finished) + len(dropped) < len(live):
+        while left or len(worker.finished.keys() | dropped) < len(live):
             jobs: list[Job] = []
             while left and draw.random() < 0.3:
                 if worker.book.n_free() < 8:
@@ -493,6 +498,7 @@ def test_any_schedule_gives_the_same_tokens(runner: type[ModelledRunner]) -> Non
                     jobs.append(Drop(victim))
                     dropped.add(victim)
             worker.step(*jobs)
+        worker.step()  # what was dropped while a step was in flight
         for id_, (prompt, n) in live.items():
             if id_ not in dropped:
                 assert worker.got[id_] == expected(prompt, n, sampling), f"seed {seed}"
@@ -534,6 +540,59 @@ def test_what_the_next_step_needs_is_made_while_a_device_computes_this_one(monke
     worker.step()
     assert events[5:] == ["launched", "number 0, 17", "number 1, 18", "number 2, 19", "waited for"]
     assert taken == [1]  # for the first, ahead of its 17th token
+
+
+def test_a_step_of_which_all_is_known_begins_before_the_one_before_it_is_reported() -> None:
+    """With the tokens that this one drew; and then it is the next report, whatever has come meanwhile."""
+    worker = Worker(runner=BesideRunner, flies=True)
+    assert isinstance(worker.runner, BesideRunner)
+    events, answers = worker.runner.events, [expected(prompt_of(n), 30) for n in (5, 14, 20)]
+    one, two, late = (worker.sequence(prompt_of(n), 8) for n in (5, 14, 20))
+    worker.step(Add(one), Add(two))
+    assert events == ["launched", "waited for"]  # a prompt's tokens are nobody's row ahead
+    report = worker.step()
+    assert events[2:] == ["launched", "waited for", "launched"]
+    assert worker.runner.prepared.tokens.tolist() == [answers[0][1], answers[1][1]]
+    assert [advance.token for advance in report.advances] == [answers[0][1], answers[1][1]]
+    events.clear()
+    worker.step(Add(late), Drop(two.id))  # the step in flight is without the one, and with the other
+    assert events == ["waited for"]
+    assert [len(worker.got[each.id]) for each in (one, two)] == [3, 3]
+    worker.step()
+    assert worker.got[late.id] == answers[2][:1]
+    assert len(worker.got[two.id]) == 3
+    while len(worker.finished) < 2:
+        worker.step()
+    assert worker.got[one.id] == answers[0][:8]
+    assert worker.got[late.id] == answers[2][:8]
+    assert worker.all_back()
+
+
+def test_nothing_is_in_flight_where_a_token_was_the_last_or_a_block_is_lacking() -> None:
+    answer = expected(prompt_of(14), 30)
+    for more, n_blocks in (({"stop_ids": (answer[4],)}, 8), ({}, 1)):
+        worker = Worker(n_blocks=n_blocks, runner=BesideRunner, flies=True)
+        assert isinstance(worker.runner, BesideRunner)
+        sequence = worker.sequence(prompt_of(14), 30, **more)  # type: ignore[arg-type]
+        worker.step(Add(sequence))
+        while not worker.finished and not worker.engine.n_waiting:
+            n_tokens, _ = len(sequence.tokens), worker.step()
+            in_flight = worker.runner.events.count("launched") - worker.runner.events.count("waited for")
+            assert in_flight == (worker.finished == {} and n_tokens < 16 * n_blocks and worker.engine.n_waiting == 0), n_tokens
+        assert worker.got[sequence.id] == answer[: len(worker.got[sequence.id])]
+
+
+def test_a_suspect_is_followed_by_no_step_that_the_board_would_call_lone() -> None:
+    worker = Worker(runner=BesideRunner, flies=True)
+    sequence = worker.sequence(prompt_of(5), 9)
+    worker.step(Add(sequence))
+    sequence.lone = True
+    worker.step()
+    assert worker.engine._flight is None
+    worker.step()
+    assert worker.engine._flight is not None
+    worker.engine.settle()
+    assert worker.engine._flight is None
 
 
 def test_no_block_is_given_early_where_there_are_not_enough_for_all() -> None:

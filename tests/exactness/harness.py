@@ -165,6 +165,7 @@ def random_schedule(seed: int, pairs: list[tuple[Worker, Worker]], right: list[O
     for worker in (prefill, decode):
         worker.outcomes.clear()
         worker.set_pace(draw.choice((16, 32, 64, 512)), draw.choice((5, 16, 23, 64, 512)))
+        worker.engine.flies = draw.random() < 0.7
     longest = draw.choice((2, 17, 17, 33, 33, 65)) if draw.random() < 0.98 else draw.choice((129, 300))
     short = [i for i, case in enumerate(every) if len(case.prompt) <= longest]
     chosen = draw.sample(short, draw.randint(1, min(4, len(short))))

@@ -77,7 +77,8 @@ def draws() -> Iterator[tuple[str, str]]:
         Sampling(top_k=2000, top_p=0.999, min_p=0.01),
     )
     how = [Draw(samplings[i % 5], float(u), rng.integers(0, 3001, 30).tolist(), 10, (1, 2)) for i, u in enumerate(rng.random(40))]
-    found = Draws(how, TokenArrays())
+    found = Draws(how)
+    found.see(TokenArrays())
     draw_rows(logits, found.draws_pointer, found.drawn_pointer)
     yield "draws", digest(np.array(found.ids())) + repr([entry and (entry.chosen, entry.top) for entry in found.logprobs()])
 

@@ -20,7 +20,8 @@ UNIFORMS = (1e-12, 0.1, 0.37, 0.5, 0.77, 0.93, 0.999, 1 - 1e-9)
 
 
 def drawn(logits: Floats, draws: list[Draw]) -> tuple[list[int], list[Logprobs | None]]:
-    before, found = logits.copy(), Draws(draws, TokenArrays())
+    before, found = logits.copy(), Draws(draws)
+    found.see(TokenArrays())
     draw_rows(logits, found.draws_pointer, found.drawn_pointer)
     assert np.array_equal(logits, before, equal_nan=True)
     return found.ids(), found.logprobs()

@@ -134,6 +134,9 @@ class CudaRunner:
         """See `Runner.step`. Raises ValueError for arrays that lead outside of pool, table or vocabulary; nothing has been written then."""
         return self.launch(batch).result()
 
+    def prepare(self, batch: Batch) -> None:
+        """See `Launches.prepare`: the step under way reads the inputs' memory, so nothing is."""
+
     def launch(self, batch: Batch) -> PendingStep:
         """See `Launches.launch`. Raises as `step` does."""
         with self._runtime.computing():

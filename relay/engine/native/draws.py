@@ -15,16 +15,19 @@ from relay.kernels.token_sampling import Drawn
 from relay.messages import Logprobs
 
 _DRAW: Final = struct.Struct("<dddd fff iii QqqQQQ ii")  # a tenth of the time that setting a ctypes structure's fields takes
+_SEEN: Final = struct.Struct("<Qq")  # the part of it that changes while a step is prepared
+_SEEN_AT: Final = struct.calcsize("<dddd fff iii")
 _DRAWN: Final = np.dtype([("id", np.int32), ("unused", np.int32), ("logprob", np.float64), ("top_ids", np.uint64), ("top", np.uint64)])
 assert _DRAW.size == ctypes.sizeof(CDraw)
 assert _DRAWN.itemsize == ctypes.sizeof(Drawn)
 
 
 class Draws:
-    """Of one step. Keeps everything its addresses lead to."""
+    """Of one step. Keeps everything its addresses lead to. To be made at any time; `see` at the last moment."""
 
-    def __init__(self, draws: Sequence[Draw], token_arrays: TokenArrays) -> None:
-        self._token_arrays, n = token_arrays, len(draws)
+    def __init__(self, draws: Sequence[Draw]) -> None:
+        n = len(draws)
+        self._penalized: list[tuple[int, list[int]]] = []
         self._n_top = [max(draw.top, 0) if draw.target >= 0 else draw.sampling.logprobs for draw in draws]
         self._draws = ctypes.create_string_buffer(max(n, 1) * _DRAW.size)
         self._drawn = np.zeros(n, _DRAWN)
@@ -35,9 +38,9 @@ class Draws:
             self._drawn["top_ids"] = self._top_ids.ctypes.data + np.arange(n, dtype=np.uint64) * np.uint64(4 * width)
             self._drawn["top"] = self._tops.ctypes.data + np.arange(n, dtype=np.uint64) * np.uint64(8 * width)
         for i, draw in enumerate(draws):
-            sampling, seen, n_seen = draw.sampling, 0, 0
+            sampling = draw.sampling
             if draw.target < 0 and (sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty):
-                seen, n_seen = token_arrays.address(draw.tokens), len(draw.tokens)
+                self._penalized.append((i, draw.tokens))
             bias_ids = biases = suppress = 0
             if sampling.logit_bias:
                 ids, values = zip(*sampling.logit_bias, strict=True)
@@ -57,8 +60,8 @@ class Draws:
                 sampling.top_k,
                 draw.target,
                 self._n_top[i],
-                seen,
-                n_seen,
+                0,
+                0,
                 draw.n_prompt,
                 bias_ids,
                 biases,
@@ -68,6 +71,12 @@ class Draws:
             )
         self.draws_pointer = ctypes.cast(self._draws, ctypes.POINTER(CDraw))
         self.drawn_pointer = ctypes.cast(self._drawn.ctypes.data, ctypes.POINTER(Drawn))
+
+    def see(self, token_arrays: TokenArrays) -> None:
+        """Penalties count the tokens that sequences have now."""
+        self._token_arrays = token_arrays
+        for i, tokens in self._penalized:
+            _SEEN.pack_into(self._draws, i * _DRAW.size + _SEEN_AT, token_arrays.address(tokens), len(tokens))
 
     def ids(self) -> list[int]:
         found: list[int] = self._drawn["id"].tolist()

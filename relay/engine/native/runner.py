@@ -88,7 +88,7 @@ class NativeRunner:
             coefficients=coefficients(2 * (layout.page_bytes // 8)),
         )
         self._token_arrays = TokenArrays()
-        self._step = Step()
+        self._prepared: _Prepared | None = None
 
     @property
     def layout(self) -> KVLayout:
@@ -111,9 +111,21 @@ class NativeRunner:
         """See `Runner.step`. Raises ValueError for arrays that lead outside of pool, table or vocabulary; nothing has been written then."""
         return self.launch(batch).result()
 
-    def launch(self, batch: Batch) -> "_Launched":
+    def prepare(self, batch: Batch) -> None:
+        """See `Launches.prepare`. Raises ValueError if its arrays are not of shapes that belong together."""
+        self._prepared = self._prepare(batch)
+
+    def launch(self, batch: Batch) -> "_Prepared":
         """See `Launches.launch`: all threads but the caller's begin. Raises as `step` does."""
-        step, n_logit_rows = self._step, len(batch.draws)
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared.batch is not batch:
+            prepared = self._prepare(batch)
+        prepared.draws.see(self._token_arrays)
+        self._decoder.begin(prepared.step)
+        return prepared
+
+    def _prepare(self, batch: Batch) -> "_Prepared":
+        step, n_logit_rows = Step(), len(batch.draws)
         arrays = [_indices(a) for a in (batch.tokens, batch.positions, batch.sequence, batch.block_table, batch.logit_rows)]
         tokens, positions, sequence, table, logit_rows = arrays
         if not len(tokens) == len(positions) == len(sequence) or table.ndim != 2 or len(logit_rows) != n_logit_rows:
@@ -123,15 +135,14 @@ class NativeRunner:
         step.n_rows, step.n_logit_rows = len(tokens), n_logit_rows
         step.n_sequences, step.table_width = table.shape
         step.tokens, step.positions, step.sequence, step.table, step.logit_rows = (a.ctypes.data for a in arrays)
-        draws = Draws(batch.draws, self._token_arrays)
+        draws = Draws(batch.draws)
         step.draws, step.drawn = draws.draws_pointer, draws.drawn_pointer
         logits = np.empty((n_logit_rows, self.vocab_size), np.float32) if self.keep_logits else None
         step.logits = None if logits is None else logits.ctypes.data
-        checksums = self._add_pushes(step, batch)
-        self._decoder.begin(step)
-        return _Launched(self, arrays, draws, checksums, logits)
+        checksums, kept = self._add_pushes(step, batch)
+        return _Prepared(self, batch, step, [*arrays, *kept], draws, checksums, logits)
 
-    def _finish(self, launched: "_Launched") -> StepResult:
+    def _finish(self, launched: "_Prepared") -> StepResult:
         self._decoder.finish()
         self._token_arrays.end_step()
         return StepResult(
@@ -139,15 +150,16 @@ class NativeRunner:
             logprobs=launched.draws.logprobs(),
             checksums=launched.checksums,
             logits=launched.logits,
-            push_ns=self._step.push_ns // self._decoder.n_threads,
+            push_ns=launched.step.push_ns // self._decoder.n_threads,
         )
 
-    def _add_pushes(self, step: Step, batch: Batch) -> list[NDArray[np.uint64]]:
+    def _add_pushes(self, step: Step, batch: Batch) -> tuple[list[NDArray[np.uint64]], list[NDArray[np.int32]]]:
+        """The checksums to be, and what must live as long as the step."""
         step.n_pushes = len(batch.pushes)
         if not batch.pushes:
-            return []
+            return [], []
         layout, checksums, entries = self.layout, [], (Push * len(batch.pushes))()
-        self._pushed: list[NDArray[np.int32]] = []  # the arrays live as long as the call
+        kept: list[NDArray[np.int32]] = []
         for entry, push in zip(entries, batch.pushes, strict=True):
             if push.target.layout.layout_id != layout.layout_id or len(push.blocks) != len(push.target_blocks):
                 raise ValueError(
@@ -158,10 +170,10 @@ class NativeRunner:
             target = host_memory(push.target)
             entry.target, entry.target_blocks_total, entry.n = target.pages.ctypes.data, target.layout.n_blocks, len(blocks)
             entry.blocks, entry.target_blocks, entry.checksums = blocks.ctypes.data, target_blocks.ctypes.data, sums.ctypes.data
-            self._pushed += [blocks, target_blocks]
+            kept += [blocks, target_blocks]
             checksums.append(sums)
         step.pushes = entries
-        return checksums
+        return checksums, kept
 
     def _model(self) -> Model:
         spec, layout = self.spec, self.layout
@@ -203,10 +215,12 @@ class NativeRunner:
         return None if tensor is None else self.mapping.address + tensor.offset
 
 
-class _Launched(NamedTuple):
-    """A step that other threads compute; keeps what they read and write."""
+class _Prepared(NamedTuple):
+    """A step, as threads read it, once it is launched `Pending`; keeps all that it leads to."""
 
     runner: NativeRunner
+    batch: Batch
+    step: Step
     arrays: list[NDArray[np.int32]]
     draws: Draws
     checksums: list[NDArray[np.uint64]]
