@@ -22,9 +22,16 @@ class Peaks(NamedTuple):
 
 def peaks(*, threads: int, times: int = 5) -> Peaks:
     """Of so many threads together. Raises KernelsUnavailable, MemoryError."""
-    read_rate, dot_rate = library().relay_read_rate, library().relay_dot_rate
-    read_rate.restype = dot_rate.restype = ctypes.c_double
-    bytes_per_s = read_rate(threads, ctypes.c_int64(_READ_BYTES), times)
+    dot_rate = library().relay_dot_rate
+    dot_rate.restype = ctypes.c_double
+    return Peaks(memory_rate(threads=threads, times=times), dot_rate(threads, 0, times), dot_rate(threads, 1, times))
+
+
+def memory_rate(*, threads: int, times: int = 5) -> float:
+    """`bytes_per_s` alone. Raises as `peaks` does."""
+    read_rate = library().relay_read_rate
+    read_rate.restype = ctypes.c_double
+    bytes_per_s = float(read_rate(threads, ctypes.c_int64(_READ_BYTES), times))
     if not bytes_per_s:
         raise MemoryError(f"{_READ_BYTES >> 20} MiB to measure with are not there")
-    return Peaks(bytes_per_s, dot_rate(threads, 0, times), dot_rate(threads, 1, times))
+    return bytes_per_s

@@ -4,7 +4,9 @@
 
 Each case runs in bursts for at most so many seconds. Others who use the cores at the same time make a time worthless, so each burst looks
 at how much of the machine went to other processes: rows are of the quietest bursts, and say how quiet those were. A floor is bytes over the
-read rate, or operations over the rate of products, whichever is more; both rates are measured in the same run.
+read rate, or operations over the rate of products, whichever is more; both rates are measured in the same run. Others use the memory too,
+and unseen: so each burst has the read rate of the moments before and behind it, and `reached` is the median of the bursts' shares of that;
+`of best` is the share of the best rate of the run.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from relay.engine.native.pack import pack_into, packed_size
 from relay.engine.native.runner import NARROW, Activations, NativeRunner, native_layout
 from relay.engine.native.shared_mapping import SharedMapping
 from relay.engine.runner import Batch, Draw
-from relay.kernels.machine_peaks import Peaks, peaks
+from relay.kernels.machine_peaks import Peaks, memory_rate, peaks
 from relay.kernels.packed_matmul import Format
 from relay.kv.memory import KVMemory
 from relay.messages import Sampling
@@ -73,10 +75,11 @@ CASES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """ms: of each step. others: share of all cores that other processes had meanwhile."""
+    """ms: of each step. others: share of all cores that other processes had meanwhile. bytes_per_s: read right before and right behind."""
 
     ms: list[float]
     others: float
+    bytes_per_s: float
 
 
 def _busy() -> tuple[float, float, float]:
@@ -88,11 +91,11 @@ def _busy() -> tuple[float, float, float]:
     return busy, own.user + own.system, time.monotonic()
 
 
-def bursts(step: Callable[[], object], seconds: float) -> Iterator[Burst]:
+def bursts(step: Callable[[], object], read_rate: Callable[[], float], seconds: float) -> Iterator[Burst]:
     """About a third of a second each, or one step if that takes longer."""
     step()
     limit, n_cores = time.monotonic() + seconds, os.cpu_count() or 1
-    n = 0
+    n, before = 0, read_rate()
     while n < _LEAST_BURSTS or time.monotonic() < limit:
         n += 1
         busy, own, began = _busy()
@@ -102,14 +105,15 @@ def bursts(step: Callable[[], object], seconds: float) -> Iterator[Burst]:
             step()
             ms.append(1e3 * (time.perf_counter() - started))
         more_busy, more_own, ended = _busy()
-        yield Burst(ms, max(0.0, more_busy - busy - (more_own - own)) / (n_cores * (ended - began)))
+        behind = read_rate()
+        yield Burst(ms, max(0.0, more_busy - busy - (more_own - own)) / (n_cores * (ended - began)), (before + behind) / 2)
+        before = behind
 
 
-def quietest(found: list[Burst]) -> tuple[list[float], float]:
-    """Steps of the quiet bursts, or of the quietest few; and how much others had in them at most."""
+def quietest(found: list[Burst]) -> list[Burst]:
+    """The quiet bursts, or the quietest few; in order of how much others had in them."""
     ordered = sorted(found, key=lambda burst: burst.others)
-    chosen = [burst for burst in ordered if burst.others < _QUIET] or ordered[:3]
-    return [ms for burst in chosen for ms in burst.ms], chosen[-1].others
+    return [burst for burst in ordered if burst.others < _QUIET] or ordered[:3]
 
 
 class Costs:
@@ -173,18 +177,20 @@ def _table(fd: int, dtype: str, activations: Activations, threads: int, cases: l
     runner = NativeRunner(memory, fd, threads=threads, activations=activations)
     costs, at_best = Costs(runner), peaks(threads=threads)
     print(f"### {activations}, {dtype} KV, {threads} thread{'s' if threads > 1 else ''}\n")
-    print("| step | ms, best | ms, p50 | rows/s, p50 | floor: memory, ms | floor: products, ms | reached | others |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| step | ms, best | ms, p50 | rows/s, p50 | floor: memory, ms | floor: products, ms | reached | of best | others |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for case in cases:
         batch = case.batch(memory.layout.n_blocks)
-        ms, others = quietest(list(bursts(partial(runner.step, batch), seconds)))
+        quiet = quietest(list(bursts(partial(runner.step, batch), partial(memory_rate, threads=threads, times=2), seconds)))
+        ms = [each for burst in quiet for each in burst.ms]
         best_now = peaks(threads=threads, times=3)
         at_best = Peaks(*map(max, at_best, best_now))
         moving, multiplying = costs.floor_ms(case, at_best)
-        reached = max(moving, multiplying) / median(ms)
+        reached = median(max(moving * at_best.bytes_per_s / burst.bytes_per_s, multiplying) / median(burst.ms) for burst in quiet)
         rows = case.n_sequences * case.n_rows / median(ms) * 1e3
         times = f"{min(ms):.2f} | {median(ms):.2f} | {rows:.0f} | {moving:.2f} | {multiplying:.2f}"
-        print(f"| {case.name} | {times} | {reached:.0%} | {others:.0%} |", flush=True)
+        of_best = max(moving, multiplying) / median(ms)
+        print(f"| {case.name} | {times} | {reached:.0%} | {of_best:.0%} | {quiet[-1].others:.0%} |", flush=True)
     runner.close()
     rates = f"{at_best.bytes_per_s / 1e9:.1f} GB/s, {at_best.wide_ops_per_s / 1e9:.0f} and {at_best.narrow_ops_per_s / 1e9:.0f} GOP/s"
     print(f"\nAt best: {rates} (int16, bytes).\n")
