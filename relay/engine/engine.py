@@ -3,7 +3,9 @@
 In: jobs (Add a sequence to compute, Join one whose KV has arrived, Drop one). Out: one StepReport a step. `step(jobs)` takes the jobs,
 makes room (growth, preemption), computes one batch of chunks and decode rows, draws, and says what happened. It waits for nothing but the
 runner. Where that computes beside the host, the rows of the next step are made in the meantime, and the jobs that come are looked at
-(`_look_ahead`): nothing is decided there, so that steps are the same without it.
+(`_look_ahead`): nothing is decided there, so that steps are the same without it. And where every sequence of a decode step goes on, and
+nothing else is there to do, the next one is what it would be in any case: it is begun with the tokens of this one, before those are
+reported (`_follow`). Jobs that come then are taken when it is over, as if they had come a moment later.
 
 A sequence that has no blocks yet gets them when its turn comes: what is cached of its prefix, and fresh ones for the rest. One whose next
 block another is computing right now waits for that, and shares it. Out of blocks, the last decode sequence in order of priority and age is
