@@ -68,8 +68,9 @@ class Place:
 class RouterActor:
     _context: Context
 
-    def __init__(self, config: RouterConfig, model: str) -> None:
-        self._config, self._model = config, model
+    def __init__(self, config: RouterConfig, model: str, *, caching: bool = True) -> None:
+        """`caching`: whether workers keep blocks for who comes later."""
+        self._config, self._model, self._caching = config, model, caching
         self._prefill: dict[Address, WorkerLoad] = {}
         self._decode: dict[Address, WorkerLoad] = {}
         self._places: dict[Key, Place] = {}
@@ -192,7 +193,7 @@ class RouterActor:
         block_tokens = next(iter(self._decode.values())).block_tokens
         n_blocks = blocks_wanted(n_tokens, max_more, self._lengths.p90(), self._config.kv_overcommit, block_tokens)
         keys: list[BlockKey] = []
-        if self._config.placement == "kv_aware":
+        if self._config.placement == "kv_aware" and self._caching:
             n_full = (n_tokens - 1) // block_tokens
             keys = list(chain(namespace(self._model, admit.salt), admit.tokens[: n_full * block_tokens], block_tokens))
         decision = self._decide(n_tokens, n_blocks, keys, block_tokens)
@@ -203,7 +204,8 @@ class RouterActor:
         key = admit.request_id, admit.attempt
         decode.place(key, n_blocks)
         if prefill is not None:
-            prefill.place(key, n_tokens - min(n_tokens, decision.prefill[0].n_cached), keys)
+            n_cached = min(n_tokens, decision.prefill[0].n_cached)
+            prefill.place(key, n_tokens - n_cached, keys, n_cached // block_tokens)
         self._places[key] = Place(admit.gateway, decode.address, prefill.address if prefill else None, admit)
         self._context.monitor(admit.gateway)
         trail = (*admit.trail, (Span.HOP, queued.received_ns), (Span.PREFILL_QUEUE_CAPACITY, started), (Span.ROUTE_DECIDE, now_ns()))
@@ -273,10 +275,15 @@ class RouterActor:
 
     def _on_left(self, message: Left) -> None:
         key = message.request_id, message.attempt
-        if message.address in self._prefill:
-            self._prefill[message.address].leave(key)
-            return
         place = self._places.get(key)
+        prefill = self._prefill.get(message.address)
+        if prefill is not None:
+            decode = self._decode.get(place.decode) if place is not None else None
+            if decode is not None and decode.worker == prefill.worker:
+                prefill.computed(key)  # its blocks are published once decode has joined it
+            else:
+                prefill.leave(key, self._caches[prefill.worker][1])
+            return
         if place is not None and place.decode == message.address:
             self._forget(key)
         if message.address in self._decode:
@@ -340,7 +347,7 @@ class RouterActor:
         if place is not None:
             for load in (self._decode.get(place.decode), self._prefill.get(place.prefill) if place.prefill else None):
                 if load is not None:
-                    load.leave(key)
+                    load.leave(key, self._caches[load.worker][1] if load.worker in self._caches else ())
         return place
 
     def _refuse(self, admit: Admit, error: RequestError) -> None:

@@ -120,7 +120,6 @@ class Decoder {
     const Model model_;
     const std::vector<Layer> layers_;
     const uint64_t* const coefficients_;
-    ThreadPool pool_;
     const int hidden_, q_width_, kv_width_, ffn_, vocab_;  // padded to what kernels need
     bool heads_fill_blocks_;
 
@@ -139,6 +138,7 @@ class Decoder {
     Activations normed_, mixed_, gated_, last_;
     Buffer<float> x_, q_, mixed_floats_, turns_, partials_, logits_;
     Buffer<uint8_t> normed_memory_, mixed_memory_, gated_memory_, last_memory_;
+    ThreadPool pool_;  // ends first: its threads use all of the above
 };
 
 Activations layout_for(int n_in, const std::vector<const Matrix*>& readers) {
@@ -152,14 +152,14 @@ Decoder::Decoder(const Model& model, int n_threads, int64_t spin_ns, const uint6
     : model_(model),
       layers_(model.layers, model.layers + model.n_layers),
       coefficients_(coefficients),
-      pool_(n_threads, spin_ns),
       hidden_(padded(model.hidden)),
       q_width_(model.n_heads * model.head_dim),
       kv_width_(model.n_kv_heads * model.head_dim),
       ffn_(padded(model.ffn)),
       vocab_(ceil_div(model.vocab_size, 64) * 64),
       heads_fill_blocks_(model.n_heads / model.n_kv_heads * model.head_dim % BLOCK == 0),
-      scratch_(static_cast<size_t>(n_threads)) {
+      scratch_(static_cast<size_t>(n_threads)),
+      pool_(n_threads, spin_ns) {
     std::vector<const Matrix*> of_hidden = {&model_.head}, of_mixed, of_gated;
     for (const Layer& layer : layers_) {
         of_hidden.insert(of_hidden.end(), {&layer.q, &layer.k, &layer.v, &layer.gate, &layer.up});

@@ -128,6 +128,7 @@ void ThreadPool::take_part(int thread, bool until_done) {
 
 void ThreadPool::wait_beyond(uint32_t phase, Share& own) {
     const int64_t began = now_ns(), limit = own.hurry > 0 ? SHORT_SPIN_NS : spin_ns_;
+    const bool rests = phase == resting_.load(std::memory_order_relaxed);
     if (own.hurry > 0) own.hurry--;
     do {
         for (int i = 0; i < 16; i++) {
@@ -141,7 +142,7 @@ void ThreadPool::wait_beyond(uint32_t phase, Share& own) {
         futex(&phase_, FUTEX_WAIT, phase);
     }
     n_asleep_.fetch_sub(1);
-    if (phase != resting_.load(std::memory_order_relaxed) && now_ns() - began > LONG_WAIT_NS) own.hurry = SHORT_WAITS;
+    if (!rests && now_ns() - began > LONG_WAIT_NS) own.hurry = SHORT_WAITS;
 }
 
 void ThreadPool::serve(int thread) { take_part(thread, false); }

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 import structlog
 
-from relay.engine.runner import Batch, Done, Launches, Pending, Runner, StepResult, launching
+from relay.engine.runner import Batch, Done, Pending, Runner, StepResult, beside_host, launching
 from relay.kv.layout import KVLayout
 from relay.kv.pool import KVPool
 from relay.messages import Address, Message
@@ -121,6 +121,8 @@ class FaultyRunner:
         self._runner, self._launch, self._faults, self._poison_token = runner, launching(runner), faults, poison_token
         self.memory: KVPool = runner.memory
         self.vocab_size, self.tile_rows, self.keep_logits = runner.vocab_size, runner.tile_rows, runner.keep_logits
+        self._beside = beside_host(runner)
+        self.beside = self._beside is not None
 
     @property
     def layout(self) -> KVLayout:
@@ -130,8 +132,8 @@ class FaultyRunner:
         return self.launch(batch).result()
 
     def prepare(self, batch: Batch) -> None:
-        if isinstance(self._runner, Launches):
-            self._runner.prepare(batch)
+        if self._beside is not None:
+            self._beside.prepare(batch)
 
     def launch(self, batch: Batch) -> Pending:
         faults = self._faults

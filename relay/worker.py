@@ -157,7 +157,7 @@ def _router(task: RouterTask) -> Hosted:
     from relay.actors.router import RouterActor
     from relay.ledger.metrics import RouterMetrics, families
 
-    actor, metrics = RouterActor(task.config.router, task.config.model.name), RouterMetrics()
+    actor, metrics = RouterActor(task.config.router, task.config.model.name, caching=task.config.engine.prefix_cache), RouterMetrics()
 
     async def on_ask(kind: str, body: bytes) -> bytes | None:
         if kind == "ready":

@@ -23,7 +23,7 @@ from relay.clock import now_ns
 from relay.engine.ahead import RowsAhead, next_draw
 from relay.engine.board import StepBoard
 from relay.engine.report import Advance, StepReport
-from relay.engine.runner import Batch, Draw, Launches, Pending, Push, Runner, StepResult, launching
+from relay.engine.runner import Batch, Draw, Launches, Pending, Push, Runner, StepResult, beside_host, launching
 from relay.engine.sequence import Sequence, SequenceId
 from relay.kv.book import BlockBook
 from relay.kv.prefix import BlockKey
@@ -108,7 +108,7 @@ class Engine:
         board: StepBoard | None = None,
     ) -> None:
         self._runner, self._book, self._clock = runner, book, clock
-        self._launch, self._beside = launching(runner), runner if isinstance(runner, Launches) else None
+        self._launch, self._beside = launching(runner), beside_host(runner)
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
         self._first, self._n_pauses = first, 0
         self._board = board
@@ -119,6 +119,7 @@ class Engine:
         self._ahead: RowsAhead | None = None
         self._flight: tuple[Step, Pending] | None = None
         self._held: list[Job] = []  # that came while a step was in flight
+        self._untold: StepReport | None = None  # the last one, while `computes` has not been called since
         self.flies = False  # whether a step may be begun before the one before it is reported: then `settle` must be the last call
         self.arrived: Callable[[], list[Job]] = list  # jobs that the next step will be given, as far as they are known
         self.computes: Callable[[], None] = lambda: None  # called in each turn with a batch, once the host has little left to do in it
@@ -134,25 +135,30 @@ class Engine:
 
     def step(self, jobs: list[Job]) -> tuple[StepReport, bool]:
         """One turn; the bool says whether there is more that can be computed now."""
-        flight, self._flight = self._flight, None
-        held, self._held = self._held + jobs, []
-        if flight is not None:
-            (step, pending), self._held = flight, held
+        jobs, self._held = self._held + jobs, []
+        if self._flight is not None:
+            (step, pending), self._held = self._flight, jobs
         else:
-            step = self.begin(held)
+            if self._untold is not None and (self._untold.n_prefill_tokens or any(isinstance(job, Join) for job in jobs)):
+                self._tell()  # first tokens wait for nothing, and what a Join brings may take long to verify
+            step = self.begin(jobs)
             if step.batch is None:
+                self._untold = None
                 return step.report, False
-            if self._beside is None:
-                self.computes()
+            if self._beside is None or step.report.n_prefill_tokens:
+                self._tell()
             pending = self._launch(step.batch)
+            self._flight = step, pending
         if self._beside is not None:
-            self.computes()
+            self._tell()
             self._look_ahead(step, self._beside)
+        self._flight = None
         result = pending.result()
         step.computed_ns = now_ns()
         self._gain(step, result)
         self._flight = self._follow(step, result)
         self.end(step, result)
+        self._untold = step.report
         return step.report, True
 
     def settle(self) -> None:
@@ -160,6 +166,17 @@ class Engine:
         flight, self._flight = self._flight, None
         if flight is not None:
             flight[1].result()
+            if self._board is not None:
+                self._board.end()
+
+    def _tell(self) -> None:
+        """The last report goes out now, if it has not; up to here its rows waited for this host."""
+        report, self._untold = self._untold, None
+        if report is None:
+            return
+        if report.trail:
+            report.trail = (*report.trail, (Span.DECODE_HOST, now_ns()))
+        self.computes()
 
     def _follow(self, step: Step, result: StepResult) -> tuple[Step, Pending] | None:
         """Begin the next step at once, with what was made ahead, if all have got a token and nothing else has happened."""
@@ -188,10 +205,10 @@ class Engine:
             self._grow_early(sequence, len(step.parts))
         if going_on:
             self._ahead = RowsAhead(going_on)
-        if self.flies and len(going_on) == len(step.parts) == len(self._running):
+        if self.flies and len(going_on) == len(step.parts) == len(self._running) and not (self._held or self._waiting):
             assert self._ahead is not None
             beside.prepare(self._ahead.whole)
-        for job in self.arrived():
+        for job in self._held + self.arrived():
             if isinstance(job, Add) and self._book.caching:
                 job.sequence.keys_until((len(job.sequence.tokens) - 1) // self._block_tokens, self._block_tokens)
 
@@ -569,7 +586,7 @@ class Engine:
             return ()
         alone = computed
         if report.n_prefill_tokens:
-            n_kv_tokens = sum(len(part.sequence.tokens) for part in parts if part.sequence.id in self._running)
+            n_kv_tokens = sum(part.sequence.n_computed for part in parts if part.sequence.id in self._running)
             alone = min(computed, started + int(1e6 * self._clock.predict_ms(report.n_decode_rows, n_kv_tokens)))
         return (
             (Span.DECODE_HOST, started),

@@ -116,7 +116,9 @@ class Done:
 
 @runtime_checkable
 class Launches(Protocol):
-    """A `Runner` whose steps run beside the host. `step` is `launch` and `result`."""
+    """A `Runner` that can begin a step and leave it. `step` is `launch` and `result`. `beside`: whether the step then goes on by itself."""
+
+    beside: bool
 
     def prepare(self, batch: Batch) -> None:
         """While a step is under way: the next one may be of this batch, or of another.
@@ -130,6 +132,12 @@ class Launches(Protocol):
         ...
 
 
+def beside_host(runner: Runner) -> Launches | None:
+    """The same, if its steps run beside the host."""
+    return runner if isinstance(runner, Launches) and runner.beside else None
+
+
 def launching(runner: Runner) -> Callable[[Batch], Pending]:
-    """What begins a step, or, where the runner knows no such thing, computes it. Raises as `Runner.step` does."""
-    return runner.launch if isinstance(runner, Launches) else lambda batch: Done(runner.step(batch))
+    """What begins a step, or, where that would not go on beside the host, computes it. Raises as `Runner.step` does."""
+    beside = beside_host(runner)
+    return beside.launch if beside is not None else lambda batch: Done(runner.step(batch))

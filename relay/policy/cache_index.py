@@ -37,6 +37,9 @@ class CacheIndex:
         for hint in _split(added):
             self._hints[hint] = None
 
+    def __contains__(self, hint: object) -> bool:
+        return hint in self._hints
+
     def n_blocks(self, keys: Sequence[BlockKey], coming: Container[bytes] = ()) -> int:
         """How many of `keys`, from the first on, are likely there, or `coming`: hints of what is being computed."""
         for i, key in enumerate(keys):

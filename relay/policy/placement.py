@@ -5,7 +5,7 @@ running 90th percentile times `kv_overcommit`); preemption covers the misjudged.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from relay.kv.prefix import HINT_BYTES, BlockKey
@@ -35,21 +35,38 @@ class WorkerLoad:
     withheld: int = 0
     coming: dict[bytes, int] = field(default_factory=dict)
     _hints: dict[Key, list[bytes]] = field(default_factory=dict)
+    _n_found: dict[Key, int] = field(default_factory=dict)  # of its hints, from the first on, somebody else leaves or has left
 
-    def place(self, key: Key, amount: int, blocks: Sequence[BlockKey] = ()) -> None:
-        """`blocks`: what it will leave in the cache."""
+    def place(self, key: Key, amount: int, blocks: Sequence[BlockKey] = (), n_found: int = 0) -> None:
+        """`blocks`: what will be in the cache behind it, of which `n_found` are, or come, without it."""
         self.placed[key] = amount
         self.load += amount
         hints = self._hints[key] = [block[:HINT_BYTES] for block in blocks]
+        self._n_found[key] = n_found
         for hint in hints:
             self.coming[hint] = self.coming.get(hint, 0) + 1
 
-    def leave(self, key: Key) -> None:
+    def computed(self, key: Key) -> None:
+        """It is no load any more, but what it leaves in the cache has yet to come."""
+        self.load -= self.placed.get(key, 0)
+        if key in self.placed:
+            self.placed[key] = 0
+
+    def leave(self, key: Key, cached: Container[bytes] = ()) -> None:
+        """`cached`: hints of what is there. What it should have left and has not, another that counts on it has to compute."""
         self.load -= self.placed.pop(key, 0)
-        for hint in self._hints.pop(key, ()):
+        hints, n_found = self._hints.pop(key, []), self._n_found.pop(key, 0)
+        for hint in hints:
             self.coming[hint] -= 1
             if not self.coming[hint]:
                 del self.coming[hint]
+        missing = [i for i in range(n_found, len(hints)) if hints[i] in self.coming and hints[i] not in cached]
+        heir = next((other for other, theirs in self._hints.items() if hints[missing[0]] in theirs), None) if missing else None
+        if heir is not None and self._n_found[heir] > missing[0]:
+            amount = sum(i < self._n_found[heir] for i in missing) * self.block_tokens
+            self._n_found[heir] = missing[0]
+            self.placed[heir] += amount
+            self.load += amount
 
 
 def rank(worker: WorkerLoad) -> tuple[bool, str]:

@@ -16,6 +16,7 @@ from relay.engine.runner import Batch, Pending, StepResult
 from relay.engine.sequence import Sequence, Target
 from relay.kv.book import BlockBook
 from relay.kv.memory import KVMemory
+from relay.ledger.spans import Span
 from relay.messages import Sampling, Stopping
 from relay.policy.batching import StepClock
 
@@ -24,6 +25,8 @@ First = Literal["mixed", "decode", "prefill"]
 
 class BesideRunner(ModelledRunner):
     """`Launches`: computes as late as a device may, when its result is waited for, and from what the batch has become by then."""
+
+    beside = True
 
     def __init__(self, memory: KVMemory) -> None:
         super().__init__(memory)
@@ -593,6 +596,55 @@ def test_a_suspect_is_followed_by_no_step_that_the_board_would_call_lone() -> No
     assert worker.engine._flight is not None
     worker.engine.settle()
     assert worker.engine._flight is None
+
+
+def test_a_report_is_told_once_its_first_tokens_are_there_or_the_next_step_computes() -> None:
+    worker = Worker(runner=BesideRunner, flies=True)
+    assert isinstance(worker.runner, BesideRunner)
+    events = worker.runner.events
+    worker.engine.computes = lambda: events.append("told")
+    one, two = worker.sequence(prompt_of(5), 9), worker.sequence(prompt_of(5, 1), 9)
+    worker.step(Add(one))
+    assert events == ["launched", "waited for"]
+    report = worker.step()  # the first token before the next step is made, its own once that computes
+    assert events[2:] == ["told", "launched", "waited for", "launched"]
+    assert report.trail[-1][0] == Span.DECODE_HOST
+    said = report.trail[-1][1]
+    worker.step(Add(two))
+    assert events[6:] == ["told", "waited for"]
+    assert report.trail[-1][1] > said  # until it went out
+    worker.step()  # computes a prompt: before it is launched
+    assert events[8:] == ["told", "launched", "waited for"]
+
+
+def test_settling_leaves_nobody_on_the_board(tmp_path: Path) -> None:
+    worker = Worker(runner=BesideRunner, flies=True)
+    fd = os.open(tmp_path / "board", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, BOARD_BYTES)
+    worker.engine._board = StepBoard(os.dup(fd))
+    worker.step(Add(worker.sequence(prompt_of(5), 9)))
+    worker.step()
+    assert read_board(fd) == (("1",), False)
+    worker.engine.settle()
+    assert read_board(fd) == ((), False)
+    os.close(fd)
+
+
+def test_what_a_step_raises_beside_a_launched_one_is_settled() -> None:
+    worker = Worker(runner=BesideRunner, flies=True)
+    assert isinstance(worker.runner, BesideRunner)
+
+    def fails() -> None:
+        raise MemoryError
+
+    worker.step(Add(worker.sequence(prompt_of(5), 9)))
+    worker.engine.computes = fails
+    worker.engine._untold = None
+    worker.engine.arrived = fails  # type: ignore[assignment]
+    with pytest.raises(MemoryError):
+        worker.step()
+    worker.engine.settle()
+    assert worker.runner.events[-2:] == ["launched", "waited for"]
 
 
 def test_no_block_is_given_early_where_there_are_not_enough_for_all() -> None:

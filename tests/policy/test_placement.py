@@ -49,6 +49,32 @@ def test_what_prompts_will_leave_in_a_cache_is_coming_until_the_last_of_them_has
     assert worker.coming == {}
 
 
+def test_what_should_have_come_and_does_not_another_has_to_compute() -> None:
+    keys = [bytes([i]) * 16 for i in range(5)]
+    for cached, amounts in ((b"", [0, 64 + 10, 10]), (hints(keys[:3]), [0, 16 + 10, 10]), (hints(keys), [0, 10, 10])):
+        worker = load("prefill/0")
+        worker.place(("first", 1), 64, keys[:4])
+        for name in ("second", "third"):
+            worker.place((name, 1), 10, keys, 4)
+        worker.leave(("first", 1), CacheIndex(cached))
+        assert [worker.placed.get((name, 1), 0) for name in ("first", "second", "third")] == amounts
+        assert worker.load == sum(amounts)
+        worker.leave(("second", 1))  # and then it is the third's
+        assert worker.load == amounts[1]
+        worker.leave(("third", 1))
+        assert (worker.load, worker.coming) == (0, {})
+
+
+def test_what_is_computed_is_no_load_but_still_comes() -> None:
+    worker, keys = load("prefill/0"), [bytes(16)]
+    worker.place(("a", 1), 48, keys)
+    worker.computed(("a", 1))
+    worker.computed(("b", 1))
+    assert (worker.load, list(worker.coming)) == (0, [bytes(8)])
+    worker.leave(("a", 1))
+    assert (worker.load, worker.coming) == (0, {})
+
+
 def test_what_is_coming_goes_on_from_what_is_there() -> None:
     keys = [bytes([i]) * 16 for i in range(4)]
     assert CacheIndex(hints(keys[:1])).n_blocks(keys, {keys[1][:8]: 1, keys[3][:8]: 1}) == 2

@@ -38,6 +38,40 @@ def test_results_arrive_in_order_and_the_thread_ends_with_the_actor() -> None:
     assert not alive("in order")
 
 
+def test_a_result_waits_until_the_next_step_tells_and_the_thread_ends_behind_what_step_began() -> None:
+    """The second step sees whether the loop has been told of the first when it begins to compute, and when it is over."""
+    got: list[int] = []
+    seen: list[list[int]] = []
+    ends: list[str] = []
+
+    async def main() -> None:
+        def step(jobs: list[int]) -> tuple[int, bool]:
+            number = jobs[0] if jobs else 1
+            time.sleep(0.05)
+            seen.append(list(got))
+            engine.tell()
+            time.sleep(0.05)
+            seen.append(list(got))
+            return number, number == 0
+
+        engine = ComputeThread[int, int](step, name="tells", tells=True, on_thread_end=lambda: ends.append("settled"))
+        with trio.fail_after(5), trio.CancelScope() as scope:
+
+            def on_results(results: list[int]) -> None:
+                got.extend(results)
+                if got[-1] == 1:
+                    scope.cancel()
+
+            engine.submit(0)
+            await engine.run(on_results)
+        ends.append("run ended")
+
+    trio.run(main)
+    assert seen == [[], [], [], [0]]
+    assert got == [0, 1]
+    assert ends == ["settled", "run ended"]
+
+
 def test_a_busy_step_is_called_again_without_jobs_and_then_waits_for_one() -> None:
     calls: list[list[int]] = []
     got: list[int] = []

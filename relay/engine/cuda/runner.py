@@ -134,6 +134,8 @@ class CudaRunner:
         """See `Runner.step`. Raises ValueError for arrays that lead outside of pool, table or vocabulary; nothing has been written then."""
         return self.launch(batch).result()
 
+    beside = True
+
     def prepare(self, batch: Batch) -> None:
         """See `Launches.prepare`: the step under way reads the inputs' memory, so nothing is."""
 

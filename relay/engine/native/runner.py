@@ -47,7 +47,7 @@ def native_layout(spec: ModelSpec, dtype: str, n_blocks: int) -> KVLayout:
 
 
 class NativeRunner:
-    """A `Runner` that `Launches`."""
+    """A `Runner` that `Launches`. With one thread, which is the caller's, nothing goes on beside it."""
 
     tile_rows = 1
 
@@ -69,6 +69,7 @@ class NativeRunner:
         self.contents = read_header(self.mapping.data)
         self.spec = spec = self.contents.spec
         self.activations = activations
+        self.beside = threads > 1
         layout = memory.layout
         if layout.dtype not in KV_TYPES or layout != native_layout(spec, layout.dtype, layout.n_blocks):
             expected = native_layout(spec, "bfloat16", layout.n_blocks).layout_id
