@@ -1,4 +1,4 @@
-"""What an engine asks of whatever computes: one call, flat arrays in, tokens out. Where a device computes, it may come in two halves.
+"""What an engine asks of whatever computes: one call, flat arrays in, tokens out; in two halves where it goes on beside the host.
 
 Runners differ in device and speed, never in meaning. The law of exactness binds them all: the logits of a row depend on the tokens at and
 before it in its own sequence and on nothing else; not on what shares the batch, on chunk sizes, on block numbers, on which worker computed
