@@ -150,7 +150,7 @@ class RouterActor:
             worker.place(key, holding.n_blocks)
             before = self._places.get(key)  # our own choice, before we heard of this one
             if before is not None and before.prefill in self._prefill:
-                self._prefill[before.prefill].leave(key)
+                self._leave(self._prefill[before.prefill], key)
             self._places[key] = Place(holding.gateway, message.address, holding.prefill, None)
             self._queue.remove(key)
         self._place_queued()
@@ -282,7 +282,7 @@ class RouterActor:
             if decode is not None and decode.worker == prefill.worker:
                 prefill.computed(key)  # its blocks are published once decode has joined it
             else:
-                prefill.leave(key, self._caches[prefill.worker][1])
+                self._leave(prefill, key)
             return
         if place is not None and place.decode == message.address:
             self._forget(key)
@@ -347,8 +347,11 @@ class RouterActor:
         if place is not None:
             for load in (self._decode.get(place.decode), self._prefill.get(place.prefill) if place.prefill else None):
                 if load is not None:
-                    load.leave(key, self._caches[load.worker][1] if load.worker in self._caches else ())
+                    self._leave(load, key)
         return place
+
+    def _leave(self, load: WorkerLoad, key: Key) -> None:
+        load.leave(key, self._caches[load.worker][1])
 
     def _refuse(self, admit: Admit, error: RequestError) -> None:
         self._context.post(

@@ -1,7 +1,7 @@
 """What an engine writes down before each step, where it survives the process: the requests in it.
 
 A page of shared memory that the root holds. After a death that nobody wanted, the root reads who was being computed: one of them may be
-what killed the worker. Nothing is on it between steps.
+what killed the worker. Nothing is on it between steps, unless the next one has begun with the same requests.
 """
 
 import mmap

@@ -122,7 +122,7 @@ class Engine:
         self._untold: StepReport | None = None  # the last one, while `computes` has not been called since
         self.flies = False  # whether a step may be begun before the one before it is reported: then `settle` must be the last call
         self.arrived: Callable[[], list[Job]] = list  # jobs that the next step will be given, as far as they are known
-        self.computes: Callable[[], None] = lambda: None  # called in each turn with a batch, once the host has little left to do in it
+        self.computes: Callable[[], None] = lambda: None  # called once in each turn with a batch: the report before may go out
         self.on_logits: Callable[[Sequence, int, np.ndarray], None] | None = None  # tests look at every row of logits
 
     @property

@@ -19,8 +19,8 @@ _GREEDY = Sampling(temperature=0.0)
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """hit_rate: of the prompt tokens of answered requests, those found in a cache. computed, busy: by worker, prompt tokens and the share
-    of `span_s`, first arrival to last answer, that it spent in steps. local: requests whose
-    prompt a decode worker computed by itself."""
+    of `span_s`, first arrival to last answer, that it spent in steps. local: requests whose prompt a decode worker computed by itself.
+    """
 
     n_requests: int
     n_failed: int

@@ -12,39 +12,32 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from relay.engine.engine import Engine, Job, Step
+from relay.engine.engine import Engine, Step
 from relay.engine.modelled_runner import ModelledRunner
 from relay.engine.report import StepReport
 from relay.engine.runner import Batch, Push, StepResult
 from relay.messages import Key
+from relay.simulation.jobs import Jobs
 from relay.simulation.memory import GuardedMemory
 
 if TYPE_CHECKING:
     from relay.simulation.life import Life
 
 
-class SimulatedCompute:
+class SimulatedCompute(Jobs):
     """`relay.engine.host.Compute`."""
 
     def __init__(self, life: "Life", engine: Engine, runner: ModelledRunner) -> None:
+        super().__init__()
         self._life, self._engine, self._runner = life, engine, runner
         self._draw = life.world.draw_of("compute")
-        self._jobs: list[Job] = []
         self._reports: deque[StepReport] = deque()
-        self._wake, self._told = trio.Event(), trio.Event()
-        self.steps = 0
+        self._told = trio.Event()
         self.corrupts = False  # the next piece of a push
 
     @property
     def is_idle(self) -> bool:
         return not (self._jobs or self._reports or self._engine.n_running or self._engine.n_waiting)
-
-    def submit(self, job: Job) -> None:
-        self._jobs.append(job)
-        self._wake.set()
-
-    def step_age_s(self) -> float:
-        return 0.0
 
     async def run(self, on_results: Callable[[list[StepReport]], None]) -> None:
         async with trio.open_nursery() as nursery:
@@ -54,12 +47,10 @@ class SimulatedCompute:
     async def _turn(self) -> None:
         busy = False
         while True:
-            while not busy and not self._jobs:
-                await self._wake.wait()
-                self._wake = trio.Event()
+            if not busy:
+                await self._come()
             await self._life.computes()
-            jobs, self._jobs = self._jobs, []
-            step = self._engine.begin(jobs)
+            step = self._engine.begin(self._take())
             self._life.world.watch.began(self._life, step)
             self._life.reached("step begun")
             busy = step.batch is not None

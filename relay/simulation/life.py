@@ -70,7 +70,7 @@ class Life:
             if name.startswith("gateway/"):
                 self.actors[name] = GatewayActor(max_attempts=scenario.max_attempts, on_event=watch.gateway_says)
             else:
-                self.actors[name] = RouterActor(scenario.router, MODEL)
+                self.actors[name] = RouterActor(scenario.router, MODEL, caching=scenario.caching)
 
     def _load_engine(self) -> None:
         scenario = self.world.scenario

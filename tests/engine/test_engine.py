@@ -638,8 +638,6 @@ def test_what_a_step_raises_beside_a_launched_one_is_settled() -> None:
         raise MemoryError
 
     worker.step(Add(worker.sequence(prompt_of(5), 9)))
-    worker.engine.computes = fails
-    worker.engine._untold = None
     worker.engine.arrived = fails  # type: ignore[assignment]
     with pytest.raises(MemoryError):
         worker.step()

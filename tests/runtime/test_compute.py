@@ -6,6 +6,7 @@ import time
 
 import pytest
 import trio
+import trio.testing
 
 from relay.errors import EngineDied
 from relay.runtime.compute import ComputeThread
@@ -47,13 +48,14 @@ def test_a_result_waits_until_the_next_step_tells_and_the_thread_ends_behind_wha
     async def main() -> None:
         def step(jobs: list[int]) -> tuple[int, bool]:
             number = jobs[0] if jobs else 1
-            time.sleep(0.05)
+            trio.from_thread.run(trio.testing.wait_all_tasks_blocked, trio_token=token)
             seen.append(list(got))
             engine.tell()
-            time.sleep(0.05)
+            trio.from_thread.run(trio.testing.wait_all_tasks_blocked, trio_token=token)
             seen.append(list(got))
             return number, number == 0
 
+        token = trio.lowlevel.current_trio_token()
         engine = ComputeThread[int, int](step, name="tells", tells=True, on_thread_end=lambda: ends.append("settled"))
         with trio.fail_after(5), trio.CancelScope() as scope:
 
