@@ -14,6 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 import structlog
 
+from relay.engine.board import StepBoard
 from relay.engine.runner import Batch, Done, Pending, Runner, StepResult, beside_host, launching
 from relay.kv.layout import KVLayout
 from relay.kv.pool import KVPool
@@ -28,13 +29,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """`action` strikes `worker` when `point` has been reached `after` times from now.
 
     point: `message:TYPE` when an actor takes such a message; `step` when a step begins, `layer` some milliseconds into it; `now`. action:
-    kill (SIGKILL), stop (SIGSTOP), cut (all links, for `seconds`), corrupt (one bit of what the next step pushes); of an emulated device:
-    lose (it, for good), exhaust (its memory, once).
+    kill (SIGKILL, announced: it convicts no request), announce (that a kill from outside follows), stop (SIGSTOP), cut (all links, for
+    `seconds`), corrupt (one bit of what the next step pushes); of an emulated device: lose (it, for good), exhaust (its memory, once).
     """
 
     worker: str
     point: str
-    action: Literal["kill", "stop", "cut", "corrupt", "lose", "exhaust"]
+    action: Literal["kill", "announce", "stop", "cut", "corrupt", "lose", "exhaust"]
     after: int = 1
     seconds: float = 1.0
 
@@ -51,11 +52,12 @@ class FaultyDevice(Protocol):
 
 
 class Faults:
-    """The armed faults of one worker. `device`: what it computes on, if that can be told to fail."""
+    """The armed faults of one worker. `device`: what it computes on, if that can be told to fail. `board`: an engine's."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self.device: FaultyDevice | None = None
+        self.board: StepBoard | None = None
         self._armed: list[tuple[Fault, list[int]]] = []
         self.corrupt_next = False
         host.node.on_taken = self._on_taken
@@ -97,6 +99,8 @@ class Faults:
             self.reached(f"message:{type(message).__name__}")
 
     def _strike(self, fault: Fault) -> None:
+        if fault.action in ("kill", "announce") and self.board is not None:
+            self.board.announce_kill()
         match fault.action:
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

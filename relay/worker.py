@@ -193,15 +193,17 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
     worker, epoch = host.start.worker, host.start.epoch
     measured = Measured(Path(host.start.run_dir) / f"measured-{worker}.json")
     book, metrics = BlockBook(task.layout.n_blocks, caching=task.config.engine.prefix_cache), EngineMetrics()
+    board = StepBoard(fds["board"])
     with _lack_explained(task):
         loaded = _on_device(task, epoch, measured, laps) if task.runner == "cuda" else _on_cpu(task, fds, host, measured, laps)
         compute, memory = loaded.compute, loaded.compute.runner.memory
         if faults is not None:
             from relay.faults import FaultyDevice, FaultyRunner
 
+            faults.board = board
             faults.device = loaded.device if isinstance(loaded.device, FaultyDevice) else None
             compute = replace(compute, runner=FaultyRunner(compute.runner, faults, task.config.runtime.poison_token))
-        engine = start_engine(compute, task.config.engine, book, StepBoard(fds["board"]), measured)
+        engine = start_engine(compute, task.config.engine, book, board, measured)
         laps.end("warm_up")
     engine.subscribe(metrics.on_report)
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,17 @@ class ServerUnderTest:
             return False
 
     def kill(self, worker: str, sig: signal.Signals = signal.SIGKILL) -> bool:
-        """Whether there was such a process."""
+        """From outside; SIGKILL is announced first. Whether there was such a process."""
         pid = self.workers()[worker]["pid"]
         if pid is None:
             return False
-        os.kill(pid, sig)
-        return True
+        with suppress(OSError):  # it may have died, or be unable to answer
+            if sig == signal.SIGKILL:
+                self.arm(worker, "now", "announce")
+        with suppress(ProcessLookupError):
+            os.kill(pid, sig)
+            return True
+        return False
 
     def arm(self, worker: str, point: str, action: str, *, after: int = 1, seconds: float = 1.0) -> None:
         fault = {"worker": worker, "point": point, "action": action, "after": after, "seconds": seconds}

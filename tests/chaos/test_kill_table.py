@@ -1,4 +1,4 @@
-"""`relay chaos` in small: the kill table itself, on real processes. `scripts/chaos` records the long form."""
+"""`relay chaos` in small: the kill table itself, on real processes."""
 
 import json
 import subprocess

@@ -464,6 +464,11 @@ def test_the_board_names_who_is_in_a_step_and_nobody_between(tmp_path: Path) -> 
     worker.step()
     assert seen == [(("2",), True), (("1", "2"), False)] or seen == [(("2",), True), (("2", "1"), False)]
     assert read_board(fd) == ((), False)
+    worker.engine._board.announce_kill()
+    worker.engine._board.begin(["2"], lone=True)
+    assert read_board(fd) == (("2",), False)  # suspected, by what else it was in, but not convicted
+    worker.engine._board.end()
+    assert read_board(fd) == ((), False)
     os.pwrite(fd, b"\xff" * 64, 0)
     assert read_board(fd) == ((), False)
     os.close(fd)
