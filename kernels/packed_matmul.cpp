@@ -8,10 +8,11 @@
 //
 // Integer products come in pairs of int16 (a weight's pair is a lane's 32 bits; an activation's pair is broadcast), or, where activations
 // have 8 bits and weights 4, in fours of bytes; both are exact, so they are the same number. Each weight is unpacked in registers once for
-// up to `TILE` rows. More rows pass over the group again: it is in the first-level cache then (a panel of unpacked weights, written and
-// read again, was no faster: tried).
+// up to `TILE` rows. More rows pass over the group again: it is in the first-level cache then. With AVX2, whose registers hold four rows, many
+// rows have some blocks unpacked there for all of them.
 #include "packed_matmul.h"
 
+#include <type_traits>
 #include <vector>
 
 #include "export.h"
@@ -48,9 +49,23 @@ RELAY_INLINE Ints minus_zero_point(Ints dot, int zero_point, const float* s) {
     return sub(dot, all(zero_point * sum));
 }
 
+// use(first, how many) for rows [0, n), as many at a time as a tile has; "how many" is a constant: a kernel called through a table of pointers
+// was slower by 2 to 10 %.
+template <class F> RELAY_INLINE void in_tiles(int n, F use) {
+    int r = 0;
+    for (; n - r >= TILE; r += TILE) use(r, std::integral_constant<int, TILE>());
+    if (TILE > 4 && n - r >= 4) {
+        use(r, std::integral_constant<int, 4>());
+        r += 4;
+    }
+    if (n - r == 1) use(r, std::integral_constant<int, 1>());
+    if (n - r == 2) use(r, std::integral_constant<int, 2>());
+    if (n - r == 3) use(r, std::integral_constant<int, 3>());
+}
+
 // `ROWS` rows of one tile with one group.
 template <class W, int ROWS, bool BYTES>
-void group_rows(const uint8_t* group, int n_blocks, const Rows x, float* out, int stride) {
+__attribute__((noinline)) void group_rows(const uint8_t* group, int n_blocks, const Rows x, float* out, int stride) {
     const uint8_t* scales = group + static_cast<size_t>(n_blocks) * W::quant_bytes;
     const uint8_t* shared = scales + static_cast<size_t>(n_blocks) * W::scale_bytes;
     Floats total[ROWS];
@@ -92,19 +107,91 @@ void group_rows(const uint8_t* group, int n_blocks, const Rows x, float* out, in
     for (int r = 0; r < ROWS; r++) store(out + static_cast<size_t>(r) * stride, total[r]);
 }
 
+// A block of a group, unpacked: pairs as `expand` gives them, less the zero point; d; and m, or d2.
+struct alignas(64) Unpacked {
+    int16_t pairs[BLOCK / 2][2 * GROUP];
+    float d[GROUP], other[GROUP];
+};
+constexpr int SLICE = 16;  // blocks unpacked at once: 18 KiB, half of the first-level cache
+
+template <class W> void unpack(const uint8_t* group, int n_blocks, int first, int n, Unpacked* to) {
+    const uint8_t* scales = group + static_cast<size_t>(n_blocks) * W::quant_bytes;
+    const uint8_t* shared = scales + static_cast<size_t>(n_blocks) * W::scale_bytes;
+    for (int b = first; b < first + n; b++, to++) {
+        prefetch(group + static_cast<size_t>(b) * (W::quant_bytes + W::scale_bytes) + PREFETCH_AHEAD, W::quant_bytes + W::scale_bytes);
+        W::expand(group + static_cast<size_t>(b) * W::quant_bytes, [&](int i, Ints w) __attribute__((always_inline)) {
+            store_ints(to->pairs[i], W::zero_point != 0 ? sub_shorts(w, all_shorts(W::zero_point)) : w);
+        });
+        const Scales s = W::scales(scales, shared, b);
+        store(to->d, s.d);
+        store(to->other, W::halves ? s.d2 : s.m);
+    }
+}
+
+// `ROWS` rows of one tile with `n` unpacked blocks from `first` on; `out` goes on where the blocks before left it.
+template <bool HAS_MIN, bool HALVES, int ROWS>
+__attribute__((noinline)) void slice_rows(const Unpacked* w, int first, int n, const Rows x, float* out, int stride) {
+    Floats total[ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) total[r] = first == 0 ? zeros() : load(out + static_cast<size_t>(r) * stride);
+    for (int b = first; b < first + n; b++, w++) {
+        const uint8_t* pairs = x.quants(b, 64);
+#pragma GCC unroll 2
+        for (int half = 0; half < (HALVES ? 2 : 1); half++) {
+            constexpr int n_pairs = HALVES ? BLOCK / 4 : BLOCK / 2;
+            Ints dot[ROWS];
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) dot[r] = no_ints();
+#pragma GCC unroll 16
+            for (int i = half * n_pairs; i < (half + 1) * n_pairs; i++) {
+                Ints lanes = load_ints(w->pairs[i]);
+                forget(lanes);  // so that it stays in registers: it would be an operand in memory, loaded for each row
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; r++) dot[r] = dot_shorts(dot[r], lanes, broadcast_word(pairs + 64 * r + 4 * i));
+            }
+            const Floats d = load(half == 0 ? w->d : w->other), m = load(w->other);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+                const float* s = x.scale(b) + r;
+                total[r] = fma(to_floats(dot[r]), mul(d, all(*s)), total[r]);
+                if constexpr (HAS_MIN) total[r] = fma(m, all(s[TILE]), total[r]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) store(out + static_cast<size_t>(r) * stride, total[r]);
+}
+
+// All rows; one function for all formats that are alike once they are unpacked.
+template <bool HAS_MIN, bool HALVES>
+void slice(const Unpacked* w, int first, int n, const Activations& x, int first_row, int n_rows, float* out, int stride) {
+    in_tiles(n_rows, [&](int r, auto rows) __attribute__((always_inline)) {
+        slice_rows<HAS_MIN, HALVES, rows()>(w, first, n, Rows(x, x.wide, first_row + r), out + static_cast<size_t>(r) * stride, stride);
+    });
+}
+
 template <class W, bool BYTES>
 void integer(const Matrix& w, int first_group, int n_groups, const Activations& x, int first_row, int n_rows, float* out, int stride) {
-    using Kernel = void (*)(const uint8_t*, int, Rows, float*, int);
-    static constexpr Kernel by_rows[] = {nullptr, group_rows<W, 1, BYTES>, group_rows<W, 2, BYTES>, group_rows<W, 3, BYTES>, group_rows<W, 4, BYTES>};
     for (int g = 0; g < n_groups; g++) {
         const uint8_t* group = w.data + static_cast<size_t>(first_group + g) * w.group_bytes;
         float* to = out + GROUP * g;
-        for (int r = 0; r < n_rows;) {
-            const int left = n_rows - r, step = left >= TILE ? TILE : left < 4 ? left : 4;
-            const Kernel kernel = step == TILE ? group_rows<W, TILE, BYTES> : by_rows[step];
-            kernel(group, w.n_blocks, Rows(x, BYTES ? x.narrow : x.wide, first_row + r), to + static_cast<size_t>(r) * stride, stride);
-            r += step;
+        if constexpr (!BYTES && !wide_registers) {
+            if (n_rows >= W::many_rows) {
+                Unpacked unpacked[SLICE];
+                for (int first = 0; first < w.n_blocks; first += SLICE) {
+                    const int n = w.n_blocks - first < SLICE ? w.n_blocks - first : SLICE;
+                    unpack<W>(group, w.n_blocks, first, n, unpacked);
+                    slice<W::has_min, W::halves>(unpacked, first, n, x, first_row, n_rows, to, stride);
+                }
+                continue;
+            }
         }
+        in_tiles(n_rows, [&](int r, auto rows) __attribute__((always_inline)) {
+            if constexpr (BYTES || wide_registers || rows() < W::many_rows) {
+                const Rows some(x, BYTES ? x.narrow : x.wide, first_row + r);
+                group_rows<W, rows(), BYTES>(group, w.n_blocks, some, to + static_cast<size_t>(r) * stride, stride);
+            }
+        });
     }
 }
 

@@ -18,6 +18,7 @@ struct Scales {
     Floats d, d2, m;  // d2: of inputs 16 to 31, where they have their own
 };
 
+// many_rows: from so many rows on blocks are unpacked in memory for all of them where registers hold four rows (AVX2); measured.
 struct FourBits {
     static constexpr int quant_bytes = 256;
     static constexpr bool has_bytes = true, halves = false;
@@ -48,12 +49,14 @@ struct FourBits {
 
 struct Q4_0 : FourBits {  // d (q - 8)
     static constexpr int scale_bytes = 32, shared_bytes = 0, zero_point = 8;
+    static constexpr int many_rows = 24;
     static constexpr bool has_min = false;
     RELAY_INLINE Scales scales(const uint8_t* s, const uint8_t*, int b) { return {from_halves(s + 32 * b), zeros(), zeros()}; }
 };
 
 struct Q4_1 : FourBits {  // d q + m
     static constexpr int scale_bytes = 64, shared_bytes = 0, zero_point = 0;
+    static constexpr int many_rows = 32;
     static constexpr bool has_min = true;
     RELAY_INLINE Scales scales(const uint8_t* s, const uint8_t*, int b) {
         return {from_halves(s + 64 * b), zeros(), from_halves(s + 64 * b + 32)};
@@ -62,6 +65,7 @@ struct Q4_1 : FourBits {  // d q + m
 
 struct Q4_K : FourBits {  // d scale q - dmin min
     static constexpr int scale_bytes = 32, shared_bytes = 64, zero_point = 0;
+    static constexpr int many_rows = 12;
     static constexpr bool has_min = true;
     RELAY_INLINE Scales scales(const uint8_t* s, const uint8_t* shared, int b) {
         const Floats d = from_halves(shared + 64 * (b / 8)), dmin = from_halves(shared + 64 * (b / 8) + 32);
@@ -71,6 +75,7 @@ struct Q4_K : FourBits {  // d scale q - dmin min
 
 struct Q8_0 {  // d q
     static constexpr int quant_bytes = 512, scale_bytes = 32, shared_bytes = 0, zero_point = 0;
+    static constexpr int many_rows = 32;
     static constexpr bool has_bytes = false, has_min = false, halves = false;
     RELAY_INLINE Scales scales(const uint8_t* s, const uint8_t*, int b) { return {from_halves(s + 32 * b), zeros(), zeros()}; }
     template <class F> RELAY_INLINE void expand(const uint8_t* q, F use) {
@@ -85,6 +90,7 @@ struct Q8_0 {  // d q
 
 struct Q6_K {  // d scale (q - 32)
     static constexpr int quant_bytes = 384, scale_bytes = 32, shared_bytes = 32, zero_point = 0;
+    static constexpr int many_rows = 4;
     static constexpr bool has_bytes = false, has_min = false, halves = true;
     RELAY_INLINE Scales scales(const uint8_t* s, const uint8_t* shared, int b) {
         const Floats d = from_halves(shared + 32 * (b / 8));

@@ -48,9 +48,9 @@ def products() -> Iterator[tuple[str, str]]:
         rows = packed_rows(kind.name, rng.standard_normal((37, 512)).astype(np.float32), rng)
         packed = np.empty(matrix_bytes(kind, 37, 512), np.uint8)
         pack(kind, rows, 512, packed)
-        x = (rng.standard_normal((23, 512)) * np.exp(rng.standard_normal((23, 512)))).astype(np.float32)
+        x = (rng.standard_normal((37, 512)) * np.exp(rng.standard_normal((37, 512)))).astype(np.float32)
         x[3], x[4, 32:64], x[5] = 0.0, 1e-35, 3e38
-        results = [multiply(packed, kind, 37, x[:n], narrow=narrow) for n in (1, 2, 3, 4, 5, 8, 9, 23) for narrow in (False, True)]
+        results = [multiply(packed, kind, 37, x[:n], narrow=narrow) for n in (1, 2, 3, 4, 5, 8, 9, 23, 37) for narrow in (False, True)]
         yield kind.name, digest(packed, read_row(packed, kind, 37, 512, 36), *results)
 
 

@@ -43,7 +43,7 @@ def shapes_of(kind: Format) -> list[tuple[int, int]]:
 def test_products_are_those_of_the_numbers_in_the_file(kind: Format, narrow: bool) -> None:
     for n_out, n_in in shapes_of(kind):
         packed, weights = matrix(kind, n_out, n_in)
-        x = inputs(21, n_in)
+        x = inputs(37, n_in)
         found = multiply(packed, kind, n_out, x, narrow=narrow)
         expected = reference(weights, x, narrow=narrow and kind.has_four_bits, is_float=kind.is_float)
         scale = np.abs(x) @ np.abs(weights).T
@@ -53,7 +53,7 @@ def test_products_are_those_of_the_numbers_in_the_file(kind: Format, narrow: boo
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("kind", Format)
 def test_a_row_has_the_same_bits_beside_any_others(kind: Format, narrow: bool) -> None:
-    n_in = 512
+    n_in = 768
     packed, _ = matrix(kind, 70, n_in)
     x = inputs(40, n_in)
     alone = np.concatenate([multiply(packed, kind, 70, x[i : i + 1], narrow=narrow) for i in range(40)])
