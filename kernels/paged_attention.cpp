@@ -4,15 +4,17 @@
 //
 // Lanes are tokens while scores are computed (one chain of fma over the head's dimensions) and dimensions while values are mixed (one chain
 // over tokens in order), so a query's numbers do not depend on what else is computed beside it. A decode row's splits are separate pieces
-// of work; a tile of consecutive rows unpacks each block once, to floats, and passes all its queries over it. Both do the same operations on
-// each query in the same order; a tile adds keys that a row may not see with weight 0 (and 0 v is 0: those keys are written). Slots nobody has
-// written may hold anything: their scores are replaced, their values are not read.
+// of work; a tile of consecutive rows unpacks each block once, to floats, and passes all its queries over it: over one block of K, and over
+// some of V, whose sums stay in registers. Both do the same operations on each query in the same order; a tile adds keys that a row may not
+// see with weight 0 (and 0 v is 0: those keys are written). Slots nobody has written may hold anything: their scores are replaced, their
+// values are not read.
 //
 // A head of a block is a matrix of rows of 16 lanes, chunk by chunk: K has head_dim rows of 16 tokens, V 16 rows (tokens) of head_dim
 // lanes. BF16 keeps rows 2 i and 2 i + 1 as the low and high halves of 32-bit lanes; the others keep rows apart. I8 has float scale[16], one a
 // token, behind the matrix.
 #include "paged_attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -242,7 +244,7 @@ template <class KV> void row_split(const Context& at, int position, int split, c
     }
 }
 
-// A tile's inner loops, on one block unpacked to floats: k [head_dim][16], v [16][head_dim].
+// A tile's inner loops, on what is unpacked to floats: k [head_dim][16], one block; v [tokens][16], one chunk of some blocks.
 template <int NQ> void score_unpacked(const float* k, int head_dim, const float* const* q, float* scores) {
     Floats sum[NQ];
 #pragma GCC unroll 6
@@ -256,19 +258,17 @@ template <int NQ> void score_unpacked(const float* k, int head_dim, const float*
     for (int i = 0; i < NQ; i++) store(scores + i * SPLIT, sum[i]);
 }
 
-template <int NQ> void mix_unpacked(const float* v, int n_tokens, int head_dim, const float* p, float* mixed) {
-    for (int c = 0; c < head_dim; c += 16) {
-        Floats sum[NQ];
+template <int NQ> void mix_unpacked(const float* v, int n_tokens, const float* p, bool first, float* mixed, int head_dim) {
+    Floats sum[NQ];
 #pragma GCC unroll 6
-        for (int i = 0; i < NQ; i++) sum[i] = load(mixed + static_cast<size_t>(i) * head_dim + c);
-        for (int t = 0; t < n_tokens; t++) {
-            const Floats lanes = load(v + static_cast<size_t>(t) * head_dim + c);
+    for (int i = 0; i < NQ; i++) sum[i] = first ? zeros() : load(mixed + static_cast<size_t>(i) * head_dim);
+    for (int t = 0; t < n_tokens; t++) {
+        const Floats lanes = load(v + 16 * t);
 #pragma GCC unroll 6
-            for (int i = 0; i < NQ; i++) sum[i] = fma(lanes, all(p[i * SPLIT + t]), sum[i]);
-        }
-#pragma GCC unroll 6
-        for (int i = 0; i < NQ; i++) store(mixed + static_cast<size_t>(i) * head_dim + c, sum[i]);
+        for (int i = 0; i < NQ; i++) sum[i] = fma(lanes, all(p[i * SPLIT + t]), sum[i]);
     }
+#pragma GCC unroll 6
+    for (int i = 0; i < NQ; i++) store(mixed + static_cast<size_t>(i) * head_dim, sum[i]);
 }
 
 void score_queries(int n, const float* k, int head_dim, const float* const* q, float* scores) {
@@ -277,19 +277,22 @@ void score_queries(int n, const float* k, int head_dim, const float* const* q, f
     for (; n >= 1; n -= 1, q += 1, scores += SPLIT) score_unpacked<1>(k, head_dim, q, scores);
 }
 
-void mix_queries(int n, const float* v, int n_tokens, int head_dim, const float* p, float* mixed) {
-    for (; n >= 6; n -= 6, p += 6 * SPLIT, mixed += 6 * head_dim) mix_unpacked<6>(v, n_tokens, head_dim, p, mixed);
-    for (; n >= 3; n -= 3, p += 3 * SPLIT, mixed += 3 * head_dim) mix_unpacked<3>(v, n_tokens, head_dim, p, mixed);
-    for (; n >= 1; n -= 1, p += SPLIT, mixed += head_dim) mix_unpacked<1>(v, n_tokens, head_dim, p, mixed);
+void mix_queries(int n, const float* v, int n_tokens, const float* p, bool first, float* mixed, int head_dim) {
+    for (; n >= 6; n -= 6, p += 6 * SPLIT, mixed += 6 * head_dim) mix_unpacked<6>(v, n_tokens, p, first, mixed, head_dim);
+    for (; n >= 3; n -= 3, p += 3 * SPLIT, mixed += 3 * head_dim) mix_unpacked<3>(v, n_tokens, p, first, mixed, head_dim);
+    for (; n >= 1; n -= 1, p += SPLIT, mixed += head_dim) mix_unpacked<1>(v, n_tokens, p, first, mixed, head_dim);
 }
 
 template <class KV>
 void tile(const Context& at, int position, int n_rows, const float* q, size_t q_stride, float* out, size_t out_stride, float* scratch) {
     const int head_dim = at.pool->head_dim, n_chunks = head_dim / 16, group = at.group, n_queries = n_rows * group;
-    float* p = scratch;                                                       // [n_queries][SPLIT]
-    float* mixed = p + static_cast<size_t>(TILE_QUERIES) * SPLIT;             // [n_queries][head_dim]
-    float* part = mixed + static_cast<size_t>(TILE_QUERIES) * head_dim;       // the same, of one split
-    float* unpacked = part + static_cast<size_t>(TILE_QUERIES) * head_dim;    // one block
+    const int at_once = std::max(1, MIX_FLOATS / (TOKENS * head_dim));      // blocks of V
+    const size_t chunk_floats = static_cast<size_t>(16 * TOKENS * at_once);
+    const int head_bytes = static_cast<int>(at.pool->head_bytes());
+    float* p = scratch;                                                     // [n_queries][SPLIT]
+    float* mixed = p + static_cast<size_t>(TILE_QUERIES) * SPLIT;           // [n_queries][head_dim]
+    float* part = mixed + static_cast<size_t>(TILE_QUERIES) * head_dim;     // the same, of one split
+    float* unpacked = part + static_cast<size_t>(TILE_QUERIES) * head_dim;  // one block of K, or V: [n_chunks][tokens][16]
     float top[TILE_QUERIES], total[TILE_QUERIES];
     const float* queries[TILE_QUERIES];
     for (int i = 0; i < n_queries; i++) {
@@ -306,7 +309,8 @@ void tile(const Context& at, int position, int n_rows, const float* q, size_t q_
         const int32_t* blocks = at.blocks + split * SPLIT_BLOCKS;
         for (int b = first; b < n_blocks; b++) {
             const uint8_t* head = at.pool->head(at.layer, 0, blocks[b], at.kv_head);
-            prefetch(at.pool->head(at.layer, 1, blocks[b], at.kv_head), static_cast<int>(at.pool->head_bytes()));
+            prefetch(at.pool->head(at.layer, 1, blocks[b], at.kv_head), head_bytes);
+            if (b + 1 < n_blocks) prefetch(at.pool->head(at.layer, 0, blocks[b + 1], at.kv_head), head_bytes);
             for (int d = 0; d < head_dim; d += 2) {
                 store(unpacked + TOKENS * d, KV::even(head, d / 2, 0, 1));
                 store(unpacked + TOKENS * (d + 1), KV::odd(head, d / 2, 0, 1));
@@ -325,16 +329,20 @@ void tile(const Context& at, int position, int n_rows, const float* q, size_t q_
             if (row_begin >= row_end) row_begin = row_end > 0 ? row_end : 0;
             top2[i] = soften(p + i * SPLIT, n_blocks, row_begin, row_end, total2[i]);
         }
-        for (int i = 0; i < n_queries * head_dim; i += 16) store(part + i, zeros());
-        for (int b = first; b < n_blocks; b++) {
-            const uint8_t* head = at.pool->head(at.layer, 1, blocks[b], at.kv_head);
-            const int n_tokens = end - TOKENS * b < TOKENS ? end - TOKENS * b : TOKENS;
-            for (int t = 0; t < n_tokens; t += 2)
-                for (int c = 0; c < n_chunks; c++) {
-                    store(unpacked + static_cast<size_t>(t) * head_dim + 16 * c, even_value<KV>(head, t / 2, c, n_chunks));
-                    store(unpacked + static_cast<size_t>(t + 1) * head_dim + 16 * c, odd_value<KV>(head, t / 2, c, n_chunks));
-                }
-            mix_queries(n_queries, unpacked, n_tokens, head_dim, p + TOKENS * b, part);
+        for (int b = first; b < n_blocks; b += at_once) {
+            const int n_tokens = std::min(end - TOKENS * b, TOKENS * at_once);
+            for (int t = 0; t < n_tokens; t += TOKENS) {
+                const uint8_t* head = at.pool->head(at.layer, 1, blocks[b + t / TOKENS], at.kv_head);
+                const int n_pairs = (std::min(n_tokens - t, TOKENS) + 1) / 2;
+                float* to = unpacked + 16 * t;
+                for (int i = 0; i < n_pairs; i++, to += 32)
+                    for (int c = 0; c < n_chunks; c++) {
+                        store(to + chunk_floats * c, even_value<KV>(head, i, c, n_chunks));
+                        store(to + chunk_floats * c + 16, odd_value<KV>(head, i, c, n_chunks));
+                    }
+            }
+            for (int c = 0; c < n_chunks; c++)
+                mix_queries(n_queries, unpacked + chunk_floats * c, n_tokens, p + TOKENS * b, b == first, part + 16 * c, head_dim);
         }
         for (int i = 0; i < n_queries; i++) {
             float* mine = mixed + static_cast<size_t>(i) * head_dim;

@@ -7,7 +7,8 @@ namespace relay {
 
 constexpr int PAGE_TOKENS = 16;   // tokens of a block: the lanes of a register
 constexpr int SPLIT = 256;        // keys that share a softmax; splits are folded left to right
-constexpr int TILE_QUERIES = 24;  // most (row, head) pairs of one tile
+constexpr int TILE_QUERIES = 48;  // most (row, head) pairs of one tile
+constexpr int MIX_FLOATS = 4096;  // of V, that a tile unpacks at once, whole blocks
 
 enum class KVType : int32_t { BF16 = 0, F16 = 1, I8 = 2, F32 = 3 };
 
@@ -39,8 +40,10 @@ struct Partial {
     float *top, *total, *mixed;
 };
 
+// Of a tile: weights, values mixed so far and in one split, and a block of K or some of V. A row needs less.
 constexpr size_t attention_scratch_floats(int head_dim) {
-    return static_cast<size_t>(TILE_QUERIES) * (SPLIT + 2 * static_cast<size_t>(head_dim) + 4) + 16 * static_cast<size_t>(head_dim) + 4 * SPLIT;
+    const size_t block = static_cast<size_t>(PAGE_TOKENS) * static_cast<size_t>(head_dim), unpacked = block > MIX_FLOATS ? block : MIX_FLOATS;
+    return static_cast<size_t>(TILE_QUERIES) * (SPLIT + 2 * static_cast<size_t>(head_dim)) + unpacked;
 }
 
 int first_split(int position, int window);

@@ -31,7 +31,7 @@ from relay.kernels.cpp_library import library
 ORDER: Final = "lanes"
 PAGE_TOKENS: Final = 16
 SPLIT: Final = 256
-TILE_QUERIES: Final = 24  # the most query heads that may share a K/V head
+TILE_QUERIES: Final = 48  # the most query heads that may share a K/V head
 KV_TYPES: Final = {"bfloat16": 0, "float16": 1, "int8": 2, "float32": 3}
 
 

@@ -34,16 +34,19 @@ class Filled:
         return reference(q.astype(np.float64), k, v, np.arange(position, position + len(q), dtype=np.int32), window)
 
 
-POSITIONS = (0, 1, 14, 15, 16, 31, 100, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, N_TOKENS - 9)
+ROWS = 15
+POSITIONS = (0, 1, 14, 15, 16, 31, 100, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, N_TOKENS - ROWS)
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
-@pytest.mark.parametrize(("head_dim", "group", "n_kv_heads"), [(64, 3, 3), (32, 1, 2), (80, 2, 1), (96, 4, 1), (128, 7, 2), (16, 24, 1)])
+@pytest.mark.parametrize(
+    ("head_dim", "group", "n_kv_heads"), [(64, 3, 3), (32, 1, 2), (80, 2, 1), (96, 4, 1), (128, 7, 2), (16, 24, 1), (272, 2, 1)]
+)
 def test_rows_and_tiles_mix_what_they_see(kv_type: str, head_dim: int, group: int, n_kv_heads: int) -> None:
     filled = Filled(kv_type, head_dim, n_kv_heads)
     for window in (0, 1, 13, 16, 200, 300):
         for position in POSITIONS:
-            q, head = filled.queries(min(9, TILE_QUERIES // group), group), position % n_kv_heads
+            q, head = filled.queries(min(ROWS, TILE_QUERIES // group), group), position % n_kv_heads
             tile = filled.kernel.attend(q, filled.blocks, layer=1, kv_head=head, position=position, window=window)
             assert np.abs(tile - filled.expected(q, head, position, window)).max() < TOLERANCE[kv_type]
             for row in (0, len(q) - 1):
@@ -110,6 +113,6 @@ def test_what_leads_outside_is_refused() -> None:
         with pytest.raises(IndexError):
             kernel.attend(q, np.array(blocks, np.int32), layer=0, kv_head=0, position=position)
     with pytest.raises(ValueError, match="queries"):
-        kernel.attend(np.zeros((5, 5, 32), np.float32), np.zeros(1, np.int32), layer=0, kv_head=0, position=0)
+        kernel.attend(np.zeros((7, 7, 32), np.float32), np.zeros(1, np.int32), layer=0, kv_head=0, position=0)
     with pytest.raises(ValueError, match="multiple of 16"):
         PagedAttention("float32", n_layers=1, n_blocks=2, n_kv_heads=1, head_dim=40)

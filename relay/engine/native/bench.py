@@ -57,7 +57,7 @@ class Case:
     @property
     def n_kv_tokens(self) -> int:
         """Read by attention: once a row when decoding, about once a tile of rows else."""
-        return self.n_sequences * self.context * max(1, self.n_rows // 8) // (2 if self.n_rows > 1 else 1)
+        return self.n_sequences * self.context * max(1, self.n_rows // 16) // (2 if self.n_rows > 1 else 1)
 
 
 CASES: Final = (
