@@ -9,6 +9,7 @@ A resumable attempt outlives its gateway for a grace time, and so does the log o
 told everything from the first token on. Ends with its worker.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
@@ -406,15 +407,16 @@ class DecodeActor:
 
     def _on_report(self, report: StepReport) -> None:
         rows: Rows = {}
-        for advance in report.advances:
-            entry = self._running.get(advance.sequence.id)
+        for number, group in itertools.groupby(report.advances, lambda advance: advance.sequence.id):
+            entry = self._running.get(number)
             if entry is None:
                 continue
+            advances = list(group)
             if entry.state == "running":
-                self._give(entry, self._row(entry, advance), report.trail, rows)
-            if advance.finish is not None:
+                self._give(entry, self._row(entry, advances), report.trail, rows)
+            if advances[-1].finish is not None:
                 finished = entry.state == "running"
-                self._drop(entry, n_generated=advance.sequence.n_generated, finished=finished)
+                self._drop(entry, n_generated=advances[-1].sequence.n_generated, finished=finished)
         for sequence, reason in report.refused:
             self._give_up(sequence, reason)
         for sequence in report.failed:
@@ -437,19 +439,21 @@ class DecodeActor:
                 self._displace(entry, reason, convicted=convicted)
             self._drop(entry)
 
-    def _row(self, entry: Entry, advance: Advance) -> Row:
-        first, logprobs = entry.first, (advance.logprobs,) if advance.logprobs is not None else ()
-        key, finish = entry.key, advance.finish or ""
+    def _row(self, entry: Entry, advances: list[Advance]) -> Row:
+        """Of the tokens that a sequence got in one step."""
+        first, advance, key, finish = entry.first, advances[0], entry.key, advances[-1].finish or ""
+        ids = tuple(each.token for each in advances)
+        logprobs = tuple(each.logprobs for each in advances if each.logprobs is not None)
         if first is None:
             sequence, starts = advance.sequence, advance.index == 0
             n_cached = min(sequence.n_cached, sequence.n_prompt) if starts else 0
             scores = tuple(sequence.scores) if starts else ()
-            return Row(*key, advance.index, (advance.token,), advance.trail, finish, logprobs, n_cached, scores)
+            return Row(*key, advance.index, ids, advance.trail, finish, logprobs, n_cached, scores)
         entry.first = None
         return Row(
             *key,
             first.first,
-            (*first.ids, advance.token),
+            (*first.ids, *ids),
             advance.trail,
             finish,
             (*first.logprobs, *logprobs),

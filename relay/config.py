@@ -122,6 +122,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "mixed"
     max_step_ms: Annotated[float, _doc("prefill chunks are sized so that a step stays under this", gt=0)] = 40.0
     max_chunk_tokens: Annotated[int, _doc("prefill tokens of one step at most, whatever the time", ge=1)] = 512
+    speculative_tokens: Annotated[
+        int,
+        _doc(
+            "native: so many tokens at most are guessed from what a sequence has said before and checked in one step, while few sequences "
+            "decode; that changes no token, only when it comes. 0: none",
+            ge=0,
+            le=7,
+        ),
+    ] = 3
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

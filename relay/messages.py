@@ -59,6 +59,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int = -1
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether a token's chances depend on which came before, beyond the model's own numbers."""
+        return self.repetition_penalty != 1.0 or bool(self.frequency_penalty) or bool(self.presence_penalty)
+
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True):
     """When generation ends. `stop_ids` end it with reason "stop" once `min_tokens` are there; before that they are not drawn."""

@@ -7,6 +7,10 @@ runner. Where that computes beside the host, the rows of the next step are made 
 nothing else is there to do, the next one is what it would be in any case: it is begun with the tokens of this one, before those are
 reported (`_follow`). Jobs that come then are taken when it is over, as if they had come a moment later.
 
+A decode step of few rows mostly waits for the weights, so that rows which are left there go to guesses (`relay.engine.drafter`): tokens
+that may follow are computed behind a sequence's last one, and those that are drawn as guessed are all gained at once. KV of a wrong guess
+lies behind the sequence's end, where nobody looks before it is written again.
+
 A sequence that has no blocks yet gets them when its turn comes: what is cached of its prefix, and fresh ones for the rest. One whose next
 block another is computing right now waits for that, and shares it. Out of blocks, the last decode sequence in order of priority and age is
 preempted: its blocks go back at once, and it waits in front of all prompts to be computed again from its tokens. What a preempted sequence
@@ -22,6 +26,7 @@ import numpy as np
 from relay.clock import now_ns
 from relay.engine.ahead import RowsAhead, next_draw
 from relay.engine.board import StepBoard
+from relay.engine.drafter import Drafter
 from relay.engine.report import Advance, StepReport
 from relay.engine.runner import Batch, Draw, Launches, Pending, Push, Runner, StepResult, beside_host, launching
 from relay.engine.sequence import Sequence, SequenceId
@@ -67,33 +72,46 @@ Job = Add | Join | Drop | Nudge
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of one sequence in a batch."""
+    """Rows of one sequence in a batch; the last of them are of `drafts`, tokens that it may get."""
 
     sequence: Sequence
     n_rows: int
-    draws: bool  # whether the last row's next token is wanted
+    draws: bool  # whether the last row's next token is wanted; with drafts, one after each but the rows before them
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A logit row: whether it draws (else it scores a prompt token), and what must have been drawn before it, -1 for nothing."""
+
+    sequence: Sequence
+    draws: bool
+    guess: int = -1
 
 
 @dataclass(slots=True)
 class Step:
-    """One turn between its two halves. `batch` is what is to be computed, None if nothing is; `scored` its logit rows' sequences.
+    """One turn between its two halves. `batch` is what is to be computed, None if nothing is; `scored` its logit rows.
 
-    gains: of each of these (index, finish) of the token that it got; None before its result is looked at. followed: when the next step was
-    begun in its place, which goes on with the same sequences.
+    gains: of each of these (index, finish) of the token that its sequence got, None behind a wrong guess; None before the result is looked
+    at. followed: when the next step was begun in its place, which goes on with the same sequences.
     """
 
     report: StepReport
     parts: list[_Part]
     batch: Batch | None = None
-    scored: list[tuple[Sequence, bool]] = field(default_factory=list)
-    gains: list[tuple[int, FinishReason | None]] | None = None
+    scored: list[_Scored] = field(default_factory=list)
+    gains: list[tuple[int, FinishReason | None] | None] | None = None
     started_ns: int = 0
     computed_ns: int = 0
     followed_ns: int = 0
 
 
 class Engine:
-    """`floor_ns(n_rows, n_kv_tokens)` is the least time this machine can take for a step (`relay.engine.roofline`)."""
+    """`floor_ns(n_rows, n_kv_tokens)` is the least time this machine can take for a step (`relay.engine.roofline`).
+
+    drafter: makes one for each sequence that decodes; None: nothing is guessed. draft_rows: guesses fill decode steps up to so many rows.
+    """
 
     def __init__(
         self,
@@ -106,7 +124,10 @@ class Engine:
         floor_ns: Callable[[int, int], int],
         first: Literal["mixed", "decode", "prefill"] = "mixed",
         board: StepBoard | None = None,
+        drafter: Callable[[], Drafter] | None = None,
+        draft_rows: int = 0,
     ) -> None:
+        self._drafter, self._draft_rows = drafter, draft_rows
         self._runner, self._book, self._clock = runner, book, clock
         self._launch, self._beside = launching(runner), beside_host(runner)
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
@@ -180,29 +201,33 @@ class Engine:
 
     def _follow(self, step: Step, result: StepResult) -> tuple[Step, Pending] | None:
         """Begin the next step at once, with what was made ahead, if all have got a token and nothing else has happened."""
-        ahead, parts = self._ahead, step.parts
-        if not self.flies or ahead is None or self._held or self._waiting or len(self._running) != len(parts) or self.arrived():
+        if not self.flies or self._held or self._waiting or len(self._running) != len(step.parts) or self.arrived():
             return None
-        sequences = [part.sequence for part in parts]
-        if min(result.ids) < 0 or any(finish is not None for _, finish in step.gains or ()):
+        sequences = [part.sequence for part in step.parts]
+        if any(each.id not in self._running or each.lone or len(each.tokens) > len(each.blocks) * self._block_tokens for each in sequences):
             return None
-        if any(each.lone or len(each.tokens) > len(each.blocks) * self._block_tokens for each in sequences):
+        assert step.gains is not None
+        if any(gain[1] is not None for gain in step.gains if gain is not None) or min(result.ids) < 0:
             return None
-        if not ahead.is_of(sequences):
-            return None
-        self._ahead, batch = None, ahead.whole
-        batch.tokens[:] = result.ids
+        parts = self._with_drafts([_Part(sequence, 1, True) for sequence in sequences])
+        ahead, scored = self._ahead, step.scored
+        if ahead is not None and ahead.is_of(sequences) and not any(part.drafts for part in (*step.parts, *parts)):
+            self._ahead, batch = None, ahead.whole
+            batch.tokens[:] = result.ids
+        else:
+            batch, scored = self._batch(parts)
         step.followed_ns = now = now_ns()
-        report = StepReport(began_ns=now, n_decode_rows=len(parts))
-        return Step(report, parts, batch, step.scored, started_ns=now), self._launch(batch)
+        report = StepReport(began_ns=now, n_decode_rows=len(parts), n_drafted=sum(len(part.drafts) for part in parts))
+        return Step(report, parts, batch, scored, started_ns=now), self._launch(batch)
 
     def _look_ahead(self, step: Step, beside: Launches) -> None:
         """While `step` is computed: what the next one needs in any case. It changes nothing but what is remembered, and gives a
         sequence its next block early where there are enough for all."""
-        drawn = (part.sequence for part in step.parts if part.draws and part.sequence.side == "decode")
-        going_on = [sequence for sequence in drawn if sequence.n_generated + 1 < sequence.stopping.max_tokens]
-        for sequence in going_on:
-            self._grow_early(sequence, len(step.parts))
+        drawn = (part for part in step.parts if part.draws and part.sequence.side == "decode")
+        goes_on = [part for part in drawn if part.sequence.n_generated + 1 < part.sequence.stopping.max_tokens]
+        for part in goes_on:
+            self._grow_early(part, len(step.parts))
+        going_on = [part.sequence for part in goes_on if not part.drafts]
         if going_on:
             self._ahead = RowsAhead(going_on)
         if self.flies and len(going_on) == len(step.parts) == len(self._running) and not (self._held or self._waiting):
@@ -212,8 +237,9 @@ class Engine:
             if isinstance(job, Add) and self._book.caching:
                 job.sequence.keys_until((len(job.sequence.tokens) - 1) // self._block_tokens, self._block_tokens)
 
-    def _grow_early(self, sequence: Sequence, n_others: int) -> None:
-        if len(sequence.tokens) + 1 > len(sequence.blocks) * self._block_tokens and self._book.n_free() > n_others:
+    def _grow_early(self, part: _Part, n_others: int) -> None:
+        sequence, n_more = part.sequence, 1 + len(part.drafts)
+        if len(sequence.tokens) + n_more > len(sequence.blocks) * self._block_tokens and self._book.n_free() > n_others:
             sequence.blocks += self._book.allocate(1) or []
 
     def begin(self, jobs: list[Job]) -> Step:
@@ -318,7 +344,33 @@ class Engine:
         for index, n_tokens in chunks:
             sequence = ready[index]
             parts.append(_Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
-        return parts
+        return parts if chunks else self._with_drafts(parts)
+
+    def _with_drafts(self, parts: list[_Part]) -> list[_Part]:
+        """Decode rows alone; where rows are left, with guesses, the rest shared evenly."""
+        room = self._draft_rows - len(parts)
+        if self._drafter is None or room <= 0:
+            return parts
+        drafted = []
+        for i, part in enumerate(parts):
+            drafts = self._drafts(part.sequence, self._drafter, -(-room // (len(parts) - i)))
+            room -= len(drafts)
+            drafted.append(_Part(part.sequence, 1 + len(drafts), True, drafts) if drafts else part)
+        return drafted
+
+    def _drafts(self, sequence: Sequence, drafter: Callable[[], Drafter], most: int) -> tuple[int, ...]:
+        """Guesses for which there is memory. Who is penalized for his last tokens cannot be drawn for before they are known."""
+        most = min(most, sequence.stopping.max_tokens - sequence.n_generated - 1)
+        if most <= 0 or sequence.undraftable or sequence.sampling.penalizes:
+            return ()
+        if sequence.drafter is None:
+            sequence.drafter = drafter()
+        drafts = sequence.drafter.draft(sequence.tokens, most)
+        room = len(sequence.blocks) * self._block_tokens - len(sequence.tokens)
+        if len(drafts) > room and self._book.n_free() > len(self._running):
+            sequence.blocks += self._book.allocate(1) or []
+            room = len(sequence.blocks) * self._block_tokens - len(sequence.tokens)
+        return tuple(drafts[:room])
 
     def _ready(self) -> list[Sequence]:
         """What waits and has, or now gets, its blocks, as much of it as a step might compute."""
@@ -433,6 +485,7 @@ class Engine:
                 self._waited(part.sequence, report.began_ns)
             else:
                 report.n_decode_rows += 1
+                report.n_drafted += len(part.drafts)
                 if part.sequence.trail:
                     part.sequence.trail.append((Span.DECODE_QUEUE, report.began_ns))
         if self._board is not None:
@@ -457,13 +510,31 @@ class Engine:
         report.ended_ns = step.followed_ns or now_ns()
 
     def _gain(self, step: Step, result: StepResult) -> None:
-        """The tokens that it drew, to their sequences."""
-        step.gains = []
-        for (sequence, draws), token in zip(step.scored, result.ids, strict=True):
-            finish = sequence.finish_after(token) if draws else None
-            step.gains.append((sequence.n_generated, finish))
-            if draws and token >= 0:
+        """The tokens that it drew, to their sequences, up to the first that was not guessed."""
+        gains: list[tuple[int, FinishReason | None] | None] = []
+        goes_on = False  # whether the row before drew a token that others may follow
+        for scored, token in zip(step.scored, result.ids, strict=True):
+            sequence = scored.sequence
+            if scored.guess >= 0 and not (goes_on and sequence.tokens[-1] == scored.guess and token >= 0):
+                goes_on = False
+                gains.append(None)
+                continue
+            finish = sequence.finish_after(token) if scored.draws else None
+            gains.append((sequence.n_generated, finish))
+            goes_on = scored.draws and token >= 0 and finish is None
+            if scored.draws and token >= 0:
                 sequence.tokens.append(token)
+                step.report.n_accepted += scored.guess >= 0
+        step.gains = gains
+        for part in step.parts:
+            if part.drafts:
+                self._judge(part)
+
+    def _judge(self, part: _Part) -> None:
+        sequence = part.sequence
+        n_gained = len(sequence.tokens) - 1 - sequence.n_computed
+        assert sequence.drafter is not None
+        sequence.drafter.judge(len(part.drafts), max(n_gained - 1, 0))
 
     def _waited(self, sequence: Sequence, began: int) -> None:
         """The time up to its first chunk was spent behind others or for want of blocks; between chunks, interleaved with others."""
@@ -475,13 +546,13 @@ class Engine:
             sequence.trail.append((Span.PREFILL_QUEUE_BLOCKS if sequence.lacked_blocks else Span.PREFILL_QUEUE_BEHIND_PREFILL, began))
         sequence.started = True
 
-    def _batch(self, parts: list[_Part]) -> tuple[Batch, list[tuple[Sequence, bool]]]:
-        """Flat arrays of the parts; and for each logit row its sequence, and whether it draws (else it scores a prompt token)."""
+    def _batch(self, parts: list[_Part]) -> tuple[Batch, list[_Scored]]:
+        """Flat arrays of the parts, and their logit rows."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and all(part.n_rows == 1 and part.draws for part in parts):
             batch = ahead.batch([part.sequence for part in parts])
             if batch is not None:
-                return batch, [(part.sequence, True) for part in parts]
+                return batch, [_Scored(part.sequence, True) for part in parts]
         width = max(len(part.sequence.blocks) for part in parts)
         tokens: list[int] = []
         positions: list[int] = []
@@ -489,19 +560,19 @@ class Engine:
         table: list[int] = []
         logit_rows: list[int] = []
         draws: list[Draw] = []
-        of_row: list[tuple[Sequence, bool]] = []
+        of_row: list[_Scored] = []
         pushes: list[Push] = []
         for i, part in enumerate(parts):
             sequence, n_rows = part.sequence, part.n_rows
             known = ahead.find(sequence) if ahead is not None else None
-            # a running sequence computes its last token only; its KV is complete up to there
-            first = sequence.n_computed
+            # a running sequence computes its last token, and guesses; its KV is complete up to there
+            first = len(sequence.tokens) - 1 if sequence.id in self._running else sequence.n_computed
             if sequence.prompt_logprobs >= 0:
                 for row in range(n_rows - part.draws):
                     logit_rows.append(len(tokens) + row)
                     draws.append(self._score(sequence, first + row + 1))
-                    of_row.append((sequence, False))
-            tokens += sequence.tokens[first : first + n_rows]
+                    of_row.append(_Scored(sequence, False))
+            tokens += sequence.tokens[first : first + n_rows - len(part.drafts)]
             positions += range(first, first + n_rows)
             owner += [i] * n_rows
             table += sequence.blocks
@@ -509,7 +580,12 @@ class Engine:
             if part.draws:
                 logit_rows.append(len(tokens) - 1)
                 draws.append(next_draw(sequence) if ahead is None or known is None else ahead.draws[known])
-                of_row.append((sequence, True))
+                of_row.append(_Scored(sequence, True))
+            for n, guess in enumerate(part.drafts, 1):
+                logit_rows.append(len(tokens))
+                tokens.append(guess)
+                draws.append(next_draw(sequence, n))
+                of_row.append(_Scored(sequence, True, guess))
             if sequence.target is not None:
                 pushes.append(self._push(sequence, first + n_rows))
         batch = Batch(
@@ -548,7 +624,7 @@ class Engine:
         push = 0
         for part in parts:
             sequence = part.sequence
-            sequence.n_computed += part.n_rows
+            sequence.n_computed = len(sequence.tokens) - 1 if part.drafts else sequence.n_computed + part.n_rows
             self._publish(sequence)
             if sequence.target is not None:
                 sequence.checksums.append(result.checksums[push])
@@ -568,8 +644,13 @@ class Engine:
             elif part.sequence.id in self._waiting:
                 part.sequence.trail += prefill_trail
         assert step.gains is not None
-        for row, ((sequence, draws), (index, finish)) in enumerate(zip(step.scored, step.gains, strict=True)):
-            if not draws:
+        drafted = {part.sequence.id for part in parts if part.drafts}
+        for row, (scored, gain) in enumerate(zip(step.scored, step.gains, strict=True)):
+            sequence = scored.sequence
+            if gain is None:
+                continue
+            index, finish = gain
+            if not scored.draws:
                 logprobs = result.logprobs[row]
                 assert logprobs is not None
                 sequence.scores.append(logprobs)
@@ -577,7 +658,10 @@ class Engine:
             if self.on_logits is not None and result.logits is not None:
                 self.on_logits(sequence, sequence.n_prompt + index, result.logits[row])
             if result.ids[row] < 0:
-                self._fail(sequence, report)
+                if sequence.id in drafted:
+                    sequence.undraftable = True  # it may be a guess whose numbers are not finite: once more, alone
+                else:
+                    self._fail(sequence, report)
             else:
                 self._got(Advance(sequence, index, result.ids[row], finish, result.logprobs[row], tuple(sequence.trail)), report)
 

@@ -16,6 +16,8 @@ class EngineMetrics:
         self.step_seconds = Histogram("relay_step_seconds", "Length of a step", buckets=TOKEN_SECONDS, registry=r)
         self.prefill_tokens = Counter("relay_prefill_tokens_computed", "Prompt tokens computed", registry=r)
         self.decode_rows = Counter("relay_decode_rows_computed", "Tokens generated", registry=r)
+        self.drafted = Counter("relay_draft_tokens", "Tokens guessed and computed on trial", registry=r)
+        self.accepted = Counter("relay_draft_tokens_accepted", "Guessed tokens that came", registry=r)
         self.preemptions = Counter("relay_preemptions", "Sequences that lost their blocks", registry=r)
         self.running = Gauge("relay_sequences_running", "In the decode batch", registry=r)
         self.waiting = Gauge("relay_sequences_waiting", "Prompts being computed or waiting for it", registry=r)
@@ -27,7 +29,9 @@ class EngineMetrics:
             self.steps.inc()
             self.step_seconds.observe((report.ended_ns - report.began_ns) / 1e9)
             self.prefill_tokens.inc(report.n_prefill_tokens)
-            self.decode_rows.inc(report.n_decode_rows)
+            self.decode_rows.inc(report.n_decode_rows + report.n_accepted)
+            self.drafted.inc(report.n_drafted)
+            self.accepted.inc(report.n_accepted)
 
     def blocks_now(self, counts: BlockCounts) -> None:
         for state in ("free", "cached", "leased", "running", "quarantined"):

@@ -29,7 +29,8 @@ class StepReport:
 
     gone: dropped on request; the engine does not touch their blocks any more. refused: joins whose checksums differ, with the layer.
     failed: their logits are not numbers, whoever computes them; they have left the engine.
-    trail: the step's own time, for every row. n_prefill_tokens, n_decode_rows: what it computed.
+    trail: the step's own time, for every row. n_prefill_tokens, n_decode_rows: what it computed, of each decoding sequence its last token;
+    n_drafted: guesses beside those, of which n_accepted came. Advances of one sequence are neighbours.
     """
 
     advances: list[Advance] = field(default_factory=list)
@@ -40,6 +41,8 @@ class StepReport:
     trail: Trail = ()
     n_prefill_tokens: int = 0
     n_decode_rows: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     began_ns: int = 0
     ended_ns: int = 0
     push_ns: int = 0

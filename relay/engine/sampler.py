@@ -51,11 +51,10 @@ def _logprobs(logits: Floats, token: int, n_top: int) -> Logprobs:
 def _adjusted(logits: Floats, draw: Draw) -> Floats:
     """Steps 1 and 2; the logits themselves if they ask for nothing."""
     sampling = draw.sampling
-    penalized = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1.0, 0.0, 0.0)
-    if not penalized and not sampling.logit_bias and not draw.suppress:
+    if not sampling.penalizes and not sampling.logit_bias and not draw.suppress:
         return logits
     logits = logits.copy()
-    if penalized:
+    if sampling.penalizes:
         _penalize(logits, draw)
     if sampling.logit_bias:
         ids, biases = zip(*sampling.logit_bias, strict=True)

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from relay.engine.drafter import Drafter
 from relay.kv.pool import KVPool
 from relay.kv.prefix import BlockKey, next_key
 from relay.messages import FinishReason, Key, Logprobs, Sampling, Stopping
@@ -60,6 +61,8 @@ class Sequence:
     started: bool = False  # some of it has been computed here
     lacked_blocks: bool = False
     trail: list[tuple[int, int]] = field(default_factory=list)
+    drafter: Drafter | None = None  # from its first decode step on that has room for guesses
+    undraftable: bool = False
 
     @property
     def key(self) -> Key:

@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from relay.config import EngineConfig
 from relay.engine.board import StepBoard
+from relay.engine.drafter import NgramDrafter
 from relay.engine.engine import Engine
 from relay.engine.host import EngineHost
 from relay.engine.measured import Measured
@@ -24,7 +26,8 @@ class Compute:
     """A loaded runner, the least time that it could take for (rows, KV tokens), and what its thread has to do first.
 
     max_context: tokens of one sequence that it can compute. exact: whether its bits keep the law of exactness (`relay.engine.runner`); all
-    do but cuBLAS and torch's attention. alone: no other worker of its device measures meanwhile.
+    do but cuBLAS and torch's attention. alone: no other worker of its device measures meanwhile. draft_rows: a decode step of so many rows
+    takes little longer than one of one row, since it waits for the weights; 0 if that is not so.
     """
 
     runner: Runner
@@ -33,6 +36,7 @@ class Compute:
     max_context: int
     exact: bool = True
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    draft_rows: int = 0
 
 
 def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard, measured: Measured) -> EngineHost:
@@ -55,6 +59,8 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
         floor_ns=compute.floor_ns,
         first=config.first,
         board=board,
+        drafter=partial(NgramDrafter, config.speculative_tokens) if config.speculative_tokens else None,
+        draft_rows=compute.draft_rows,
     )
     return EngineHost(engine, max_running=config.max_running, exact=compute.exact, on_thread_start=compute.on_thread_start)
 

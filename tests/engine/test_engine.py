@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from relay.engine.board import BOARD_BYTES, StepBoard, read_board
+from relay.engine.drafter import NgramDrafter
 from relay.engine.engine import Add, Drop, Engine, Job, Join, Nudge
 from relay.engine.keyed_random import uniform
 from relay.engine.modelled_runner import ModelledRunner, layout, next_token
@@ -19,6 +20,7 @@ from relay.kv.memory import KVMemory
 from relay.ledger.spans import Span
 from relay.messages import Sampling, Stopping
 from relay.policy.batching import StepClock
+from tests.engine.guesses import Guesses
 
 First = Literal["mixed", "decode", "prefill"]
 
@@ -64,6 +66,7 @@ class Worker:
         first: First = "mixed",
         runner: type[ModelledRunner] = ModelledRunner,
         flies: bool = False,
+        draft_rows: int = 0,
     ) -> None:
         self.memory = KVMemory(layout(n_blocks))
         self.runner = runner(self.memory)
@@ -76,13 +79,16 @@ class Worker:
             max_chunk_tokens=max_chunk,
             floor_ns=lambda n_rows, n_kv_tokens: 0,
             first=first,
+            drafter=lambda: NgramDrafter(3),
+            draft_rows=draft_rows,
         )
         self.engine._clock.ran = lambda n_rows, n_kv_tokens, ms: None  # type: ignore[method-assign]
         self.engine.flies = flies
         self.got: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
-        self.n_preempted = 0
+        self.n_preempted = self.n_accepted = 0
         self._next = 0
+        self._first: dict[int, int] = {}
 
     def sequence(
         self, prompt: list[int], max_tokens: int, *, side: str = "decode", sampling: Sampling = GREEDY, lazy: bool = False, **more: object
@@ -107,9 +113,11 @@ class Worker:
     def step(self, *jobs: Job) -> StepReport:
         report, _ = self.engine.step(list(jobs))
         self.n_preempted += report.n_preempted
+        self.n_accepted += report.n_accepted
         for advance in report.advances:
-            self.got.setdefault(advance.sequence.id, []).append(advance.token)
-            assert advance.index == len(advance.sequence.tokens) - advance.sequence.n_prompt - 1
+            got = self.got.setdefault(advance.sequence.id, [])
+            assert advance.index == self._first.setdefault(advance.sequence.id, advance.index) + len(got)
+            got.append(advance.token)
             if advance.finish or advance.sequence.side == "prefill":
                 self.finished[advance.sequence.id] = advance.finish or "handed over"
                 self.book.free(advance.sequence.blocks)
@@ -474,13 +482,15 @@ def test_the_board_names_who_is_in_a_step_and_nobody_between(tmp_path: Path) -> 
     os.close(fd)
 
 
+@pytest.mark.parametrize("draft_rows", [0, 6])
 @pytest.mark.parametrize(("runner", "flies"), [(ModelledRunner, False), (BesideRunner, False), (BesideRunner, True)])
-def test_any_schedule_gives_the_same_tokens(runner: type[ModelledRunner], flies: bool) -> None:
-    """100 random schedules: arrivals, chunk budgets, pool sizes, drops; random numbers, stop ids that may not come yet."""
-    n_preempted = 0
-    for seed in range(100):
+def test_any_schedule_gives_the_same_tokens(runner: type[ModelledRunner], flies: bool, draft_rows: int) -> None:
+    """100 random schedules: arrivals, chunk budgets, pool sizes, drops, guesses; random numbers, stop ids that may not come yet."""
+    n_preempted = n_accepted = 0
+    for seed in range(100 if draft_rows == 0 else 50):
         draw = random.Random(seed)
-        worker = Worker(draw.randint(12, 40), draw.randint(1, 9), budget_tiles=draw.randint(1, 4), runner=runner, flies=flies)
+        n_blocks, most, tiles = draw.randint(12, 40), draw.randint(1, 9), draw.randint(1, 4)
+        worker = Worker(n_blocks, most, budget_tiles=tiles, runner=runner, flies=flies, draft_rows=draft_rows)
         sampling = Sampling(temperature=draw.choice((0.0, 1.0)), seed=seed)
         worker.engine._max_chunk_tokens = draw.choice((1, 7, 16, 100))
         prefix = prompt_of(draw.randint(0, 40), seed)
@@ -494,6 +504,7 @@ def test_any_schedule_gives_the_same_tokens(runner: type[ModelledRunner], flies:
                     break
                 prompt, n = left.pop()
                 sequence = worker.sequence(prompt, n, lazy=draw.random() < 0.5, sampling=sampling)
+                sequence.drafter = Guesses(prompt + expected(prompt, n, sampling), f"{seed} {sequence.id}")
                 live[sequence.id] = prompt, n
                 jobs.append(Add(sequence))
             if live and draw.random() < 0.02:
@@ -512,7 +523,9 @@ def test_any_schedule_gives_the_same_tokens(runner: type[ModelledRunner], flies:
                 assert worker.got[id_] == expected(prompt, n, sampling), f"seed {seed}"
         assert worker.all_back(), f"seed {seed}"
         n_preempted += worker.n_preempted
+        n_accepted += worker.n_accepted
     assert n_preempted > 0
+    assert (n_accepted > 0) == (draft_rows > 0)
 
 
 def test_what_the_next_step_needs_is_made_while_a_device_computes_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

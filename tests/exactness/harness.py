@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from relay.engine.cuda.pool import DevicePool
+from relay.engine.drafter import NgramDrafter
 from relay.engine.engine import Add, Engine, Join
 from relay.engine.runner import Runner
 from relay.engine.sequence import Sequence, Target
@@ -19,6 +20,7 @@ from relay.kv.pool import KVPool
 from relay.kv.prefix import namespace
 from relay.messages import Logprobs, Sampling, Stopping
 from relay.policy.batching import StepClock
+from tests.engine.guesses import Guesses
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 65, 127, 129, 255, 257, 300)
 N_NEW = 5
@@ -72,10 +74,23 @@ class Worker:
         clock = StepClock(16, budget_rows / 16, 1.0)
         clock.ran = lambda n_rows, n_kv_tokens, ms: None  # type: ignore[method-assign]
         self.clock = clock
-        self.engine = Engine(runner, self.book, clock, max_running=64, max_chunk_tokens=max_chunk, floor_ns=lambda rows, kv: 0)
+        self.engine = Engine(
+            runner,
+            self.book,
+            clock,
+            max_running=64,
+            max_chunk_tokens=max_chunk,
+            floor_ns=lambda rows, kv: 0,
+            drafter=lambda: NgramDrafter(3),
+        )
         self.engine.on_logits = self._on_logits
         self.outcomes: dict[int, Outcome] = {}
-        self.n_preempted = 0
+        self.n_preempted = self.n_accepted = 0
+        self._known: list[Outcome] = []
+
+    def guess(self, draft_rows: int, known: list[Outcome]) -> None:
+        """From now on decode steps are filled with guesses, most of them right: `known` has the answers by number."""
+        self.engine._draft_rows, self._known = draft_rows, known
 
     def set_pace(self, budget_rows: int, max_chunk: int) -> None:
         """Another chunking from now on."""
@@ -98,6 +113,7 @@ class Worker:
             stopping=Stopping(max_tokens=n_new),
             root=namespace("m", salt),
             trail=[(0, 0)],
+            drafter=Guesses([*case.prompt, *self._known[number].ids], number) if self._known else None,
             **given,
         )
 
@@ -108,6 +124,7 @@ class Worker:
             report, busy = self.engine.step(waiting)  # type: ignore[arg-type]
             waiting = []
             self.n_preempted += report.n_preempted
+            self.n_accepted += report.n_accepted
             assert report.refused == []
             for advance in report.advances:
                 outcome = self.outcomes[advance.sequence.id]
@@ -166,6 +183,7 @@ def random_schedule(seed: int, pairs: list[tuple[Worker, Worker]], right: list[O
         worker.outcomes.clear()
         worker.set_pace(draw.choice((16, 32, 64, 512)), draw.choice((5, 16, 23, 64, 512)))
         worker.engine.flies = draw.random() < 0.7
+        worker.guess(draw.choice((0, 4, 8)), right)
     longest = draw.choice((2, 17, 17, 33, 33, 65)) if draw.random() < 0.98 else draw.choice((129, 300))
     short = [i for i, case in enumerate(every) if len(case.prompt) <= longest]
     chosen = draw.sample(short, draw.randint(1, min(4, len(short))))

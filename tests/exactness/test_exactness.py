@@ -84,6 +84,17 @@ def test_threads_leave_no_trace(native: Make, right: list[Outcome], threads: int
     assert [worker.outcomes[number] for number in range(len(CASES))] == right
 
 
+def test_guesses_leave_no_trace(native: Make, right: list[Outcome]) -> None:
+    """Tokens on trial behind the last one, some of them wrong; alone and two at a time, as long as rows are left for any."""
+    worker = Worker(native())
+    worker.guess(4, right)
+    for numbers in (*([n] for n in range(len(CASES))), *([n, n + 1] for n in range(0, len(CASES) - 1, 2))):
+        worker.outcomes.clear()
+        worker.run([Add(worker.sequence(number, CASES[number], salt=str(numbers))) for number in numbers])
+        assert [worker.outcomes[number] for number in numbers] == [right[number] for number in numbers]
+    assert worker.n_accepted > 10
+
+
 @pytest.mark.parametrize("first", range(0, 2000, 200))
 def test_random_schedules_leave_no_trace(native: Make, right: list[Outcome], first: int) -> None:
     pairs = [(Worker(native(n_blocks=120, threads=threads)), Worker(native(n_blocks=90, threads=threads))) for threads in (1, 2)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from relay.engine.runner import Draw
 from relay.kernels.device_runtime import Runtime
 from relay.kernels.sample_tokens import ROW, DrawRow, drawn, pack, sample_tokens, tally_tokens
-from relay.messages import Logprobs, Sampling
+from relay.messages import Logprobs
 
 _BIASES_AT_FIRST: Final = 1024
 
@@ -31,7 +31,7 @@ class DeviceSampler:
         """logits: float32 [len(draws), vocab_size]. What it returns waits for the device, and reads ids and log probabilities; it must be
         called before the next launch."""
         n = len(draws)
-        tallied = [i for i, draw in enumerate(draws) if draw.target < 0 and _is_penalized(draw.sampling)]
+        tallied = [i for i, draw in enumerate(draws) if draw.target < 0 and draw.sampling.penalizes]
         slots = {row: slot for slot, row in enumerate(tallied)}
         if tallied:
             self._tally([draws[i] for i in tallied])
@@ -91,7 +91,3 @@ class DeviceSampler:
     def _make_biases(self, n: int) -> None:
         self._bias_ids = torch.zeros(n, dtype=torch.int32, device=self._place)
         self._biases = torch.zeros(n, dtype=torch.float32, device=self._place)
-
-
-def _is_penalized(sampling: Sampling) -> bool:
-    return sampling.repetition_penalty != 1.0 or bool(sampling.frequency_penalty) or bool(sampling.presence_penalty)

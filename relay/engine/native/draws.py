@@ -39,7 +39,7 @@ class Draws:
             self._drawn["top"] = self._tops.ctypes.data + np.arange(n, dtype=np.uint64) * np.uint64(8 * width)
         for i, draw in enumerate(draws):
             sampling = draw.sampling
-            if draw.target < 0 and (sampling.repetition_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty):
+            if draw.target < 0 and sampling.penalizes:
                 self._penalized.append((i, draw.tokens))
             bias_ids = biases = suppress = 0
             if sampling.logit_bias:
