@@ -124,7 +124,7 @@ class Engine:
         floor_ns: Callable[[int, int], int],
         first: Literal["mixed", "decode", "prefill"] = "mixed",
         board: StepBoard | None = None,
-        drafter: Callable[[], Drafter] | None = None,
+        drafter: Callable[[Sequence], Drafter] | None = None,
         draft_rows: int = 0,
     ) -> None:
         self._drafter, self._draft_rows = drafter, draft_rows
@@ -358,13 +358,13 @@ class Engine:
             drafted.append(_Part(part.sequence, 1 + len(drafts), True, drafts) if drafts else part)
         return drafted
 
-    def _drafts(self, sequence: Sequence, drafter: Callable[[], Drafter], most: int) -> tuple[int, ...]:
+    def _drafts(self, sequence: Sequence, drafter: Callable[[Sequence], Drafter], most: int) -> tuple[int, ...]:
         """Guesses for which there is memory. Who is penalized for his last tokens cannot be drawn for before they are known."""
         most = min(most, sequence.stopping.max_tokens - sequence.n_generated - 1)
         if most <= 0 or sequence.undraftable or sequence.sampling.penalizes:
             return ()
         if sequence.drafter is None:
-            sequence.drafter = drafter()
+            sequence.drafter = drafter(sequence)
         drafts = sequence.drafter.draft(sequence.tokens, most)
         room = len(sequence.blocks) * self._block_tokens - len(sequence.tokens)
         if len(drafts) > room and self._book.n_free() > len(self._running):
@@ -568,7 +568,7 @@ class Engine:
             # a running sequence computes its last token, and guesses; its KV is complete up to there
             first = len(sequence.tokens) - 1 if sequence.id in self._running else sequence.n_computed
             if sequence.prompt_logprobs >= 0:
-                for row in range(n_rows - part.draws):
+                for row in range(n_rows - part.draws - len(part.drafts)):
                     logit_rows.append(len(tokens) + row)
                     draws.append(self._score(sequence, first + row + 1))
                     of_row.append(_Scored(sequence, False))

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -41,7 +40,7 @@ class Compute:
 
 def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard, measured: Measured) -> EngineHost:
     """An engine that has computed, so that its first request finds everything warm."""
-    runner = compute.runner
+    runner, most = compute.runner, config.speculative_tokens
     far = _far(runner, compute.max_context)
     with compute.alone():
         runner.step(_prompt(runner, 1, 0))
@@ -59,7 +58,7 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
         floor_ns=compute.floor_ns,
         first=config.first,
         board=board,
-        drafter=partial(NgramDrafter, config.speculative_tokens) if config.speculative_tokens else None,
+        drafter=(lambda _: NgramDrafter(most)) if most else None,
         draft_rows=compute.draft_rows,
     )
     return EngineHost(engine, max_running=config.max_running, exact=compute.exact, on_thread_start=compute.on_thread_start)

@@ -21,9 +21,10 @@ from relay.runtime.frames import WorkerDown
 from relay.runtime.mailbox import Mailbox
 from relay.runtime.node import Context, Node
 from relay.simulation.compute import SimulatedCompute
+from relay.simulation.guesses import OracleDrafter
 from relay.simulation.memory import GuardedMemory, MemoryBoard, simulated_pools
 from relay.simulation.network import Link
-from relay.simulation.scenario import VOCAB_SIZE, WorkerPlan, layout
+from relay.simulation.scenario import N_LAYERS, VOCAB_SIZE, WorkerPlan, layout
 
 if TYPE_CHECKING:
     from relay.simulation.world import World
@@ -76,6 +77,7 @@ class Life:
         scenario = self.world.scenario
         self.memory = GuardedMemory(layout(self.plan.n_blocks), self)
         self.book = BlockBook(self.plan.n_blocks, caching=scenario.caching)
+        guesses = self.world.draw_of(f"guesses of {self}")
         runner = ModelledRunner(self.memory, VOCAB_SIZE, scenario.tile_rows)
         self.engine = Engine(
             runner,
@@ -85,6 +87,8 @@ class Life:
             max_chunk_tokens=scenario.max_chunk_tokens,
             floor_ns=lambda n_rows, n_kv_tokens: 0,
             board=self.board,
+            drafter=lambda sequence: OracleDrafter(sequence, guesses, VOCAB_SIZE, N_LAYERS),
+            draft_rows=scenario.draft_rows,
         )
         self.compute = SimulatedCompute(self, self.engine, runner)
         self.host = EngineHost(self.engine, max_running=scenario.max_running, compute=self.compute)

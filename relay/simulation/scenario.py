@@ -94,6 +94,7 @@ class Scenario:
     tile_rows: int
     caching: bool
     spread_s: float
+    draft_rows: int
 
     @property
     def needs_patience(self) -> bool:
@@ -129,6 +130,7 @@ def draw_scenario(draw: random.Random) -> Scenario:
         tile_rows=draw.choice((4, 16)),
         caching=draw.random() < 0.8,
         spread_s=spread_s,
+        draft_rows=draw.choice((0, 0, 4, 8)),
     )
 
 

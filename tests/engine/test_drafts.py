@@ -176,3 +176,12 @@ def test_who_guesses_wrong_guesses_less() -> None:
         tokens.append(draw.randrange(10, 1000))
     assert drafted[:13] == [1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
     assert sum(drafted[14:]) <= 4
+
+
+def test_who_had_its_prompt_scored_is_guessed_for_like_others() -> None:
+    worker = Worker(draft_rows=4)
+    sequence = knowing(worker, 5, 10)
+    sequence.prompt_logprobs = 0
+    assert steps_until_done(worker, sequence) == [5, 4, 4, 1]
+    assert len(sequence.scores) == 4
+    assert worker.got[sequence.id] == expected(prompt_of(5), 10)
