@@ -306,6 +306,17 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "the router's word of a death comes without the suspects": (
         (_ROUTER, "                suspect = key[0] in message.suspects\n", "                suspect = False\n"),
     ),
+    "a wrong guess is believed": ((_ENGINE, "goes_on and sequence.tokens[-1] == scored.guess and token >= 0", "goes_on and token >= 0"),),
+    "KV of wrong guesses counts as computed": (
+        (
+            _ENGINE,
+            "sequence.n_computed = len(sequence.tokens) - 1 if part.drafts else sequence.n_computed + part.n_rows",
+            "sequence.n_computed += part.n_rows",
+        ),
+    ),
+    "guesses share one random number": ((_ENGINE, "draws.append(next_draw(sequence, n))", "draws.append(next_draw(sequence))"),),
+    "guesses are computed beyond the blocks": ((_ENGINE, "return tuple(drafts[:room])", "return tuple(drafts)"),),
+    "a sequence goes on behind its last token": ((_ENGINE, " and token >= 0 and finish is None\n", " and token >= 0\n"),),
     "who died in a step is not suspected": (
         (_NODE, "            self._forget(address, reason, suspects, lone)\n", "            self._forget(address, reason)\n"),
     ),
