@@ -26,6 +26,7 @@ def _lines(record: Record) -> Iterator[str]:
     yield f"  Python {facts.python}; commit {facts.commit}; {record.model}"
     yield f"- over HTTP by `relay bench` on the same machine: prompts of {PROMPT_TOKENS} tokens, {OUTPUT_TOKENS} new tokens, greedy; every"
     yield f"  server with {record.threads} threads; {rounds} rounds, servers in turn within each load; medians of rounds and of ratios"
+    yield "- ours speculate by n-grams unless `plain`; the peers as they come do not speculate"
     for server in record.servers:
         yield f"- `{server.key}`: {server.name}, {server.version}"
     for name, why in record.absent.items():

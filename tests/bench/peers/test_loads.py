@@ -53,5 +53,6 @@ def test_each_of_ours_is_a_config_with_its_activations_and_threads(key: str, tmp
     found = server(key, ROOT / "configs", tmp_path, threads=1, port=1234)
     config = load(tmp_path / f"{key}.yaml")
     assert config.engine.activations == key.partition("-")[0]
-    assert [worker.threads for worker in config.workers] == [1] * (1 if "aggregated" in key else 2)
+    assert [worker.threads for worker in config.workers] == [1] * (1 if key.endswith(("aggregated", "plain")) else 2)
+    assert (config.engine.speculative_tokens == 0) == key.endswith("plain")
     assert found.command[-1] == "127.0.0.1:1234"
