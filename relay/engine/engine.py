@@ -644,7 +644,6 @@ class Engine:
             elif part.sequence.id in self._waiting:
                 part.sequence.trail += prefill_trail
         assert step.gains is not None
-        drafted = {part.sequence.id for part in parts if part.drafts}
         for row, (scored, gain) in enumerate(zip(step.scored, step.gains, strict=True)):
             sequence = scored.sequence
             if gain is None:
@@ -658,7 +657,7 @@ class Engine:
             if self.on_logits is not None and result.logits is not None:
                 self.on_logits(sequence, sequence.n_prompt + index, result.logits[row])
             if result.ids[row] < 0:
-                if sequence.id in drafted:
+                if any(part.drafts for part in parts if part.sequence is sequence):
                     sequence.undraftable = True  # it may be a guess whose numbers are not finite: once more, alone
                 else:
                     self._fail(sequence, report)
