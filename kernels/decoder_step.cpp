@@ -26,6 +26,7 @@
 namespace relay {
 namespace {
 
+constexpr int FEW_ROWS = 4;      // of one sequence: a tile of so few keeps fewer threads busy, and unpacks for few
 constexpr int ROW_BLOCK = 128;   // rows of one matrix chunk: their activations stay in the second-level cache
 constexpr int PRIVATE_ROWS = 2;  // up to so many rows each thread norms for itself
 constexpr int LOGIT_TILE = 32;   // logit rows at a time
@@ -232,7 +233,7 @@ void Decoder::reserve() {
     }
 }
 
-// Runs of consecutive positions of one sequence become tiles, single rows pieces per split. Longest contexts first.
+// Runs of consecutive positions of one sequence become tiles, rows of shorter ones pieces per split. Longest contexts first.
 void Decoder::plan_attention() {
     const Step& s = *step_;
     const int group = model_.n_heads / model_.n_kv_heads, tile_rows = std::max(1, TILE_QUERIES / group);
@@ -242,13 +243,16 @@ void Decoder::plan_attention() {
     for (int r = 0; r < s.n_rows;) {
         int end = r + 1;
         while (end < s.n_rows && s.sequence[end] == s.sequence[r] && s.positions[end] == s.positions[end - 1] + 1) end++;
-        if (end - r == 1) {
-            const int last = last_split(s.positions[r]);
-            partial_at_[static_cast<size_t>(r)] = n_partials_;
+        if (end - r <= FEW_ROWS) {
             // windows differ between layers: there is room for all splits, and a layer leaves out what its window does not reach
-            for (int split = last; split >= 0; split--)
-                for (int h = 0; h < model_.n_kv_heads; h++) pieces_.push_back({r, 1, h, split});
-            n_partials_ += last + 1;
+            for (int row = r; row < end; row++) {
+                partial_at_[static_cast<size_t>(row)] = n_partials_;
+                n_partials_ += last_split(s.positions[row]) + 1;
+            }
+            for (int split = last_split(s.positions[end - 1]); split >= 0; split--)
+                for (int h = 0; h < model_.n_kv_heads; h++)
+                    for (int row = r; row < end; row++)
+                        if (split <= last_split(s.positions[row])) pieces_.push_back({row, 1, h, split});
         } else {
             for (int last = end; last > r;) {
                 const int first = std::max(r, last - tile_rows);
