@@ -3,19 +3,20 @@
 In: a sequence's tokens. Out: a few that may follow. A decode step computes them behind the last token, in rows of their own, draws after
 each, and keeps what was drawn as long as it was guessed (`relay.engine.engine`). The law of exactness makes that free of consequences: a
 row's logits depend on the tokens before it alone and its random number on its position, so that every token is the one that would have
-been drawn without guesses. What a guess can cost is time, so that who guesses wrong guesses less.
+been drawn without guesses. What a guess can cost is time: it is made where it is likelier to come than the part of a step that it costs.
 """
 
 from typing import Protocol
 
-_MOST_MISSES = 3
+_FAR = 8192  # tokens at a sequence's end that are looked at when it is first guessed for
+_FIRST_CHANCE, _LEARNS, _RETURNS = 0.6, 0.15, 0.01
 
 
 class Drafter(Protocol):
     """Of one sequence."""
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
-        """At most `most` tokens that may follow these; `tokens` only ever grows."""
+    def draft(self, tokens: list[int], most: int, cost: float) -> list[int]:
+        """At most `most` tokens that may follow these; `tokens` only ever grows. cost: what each adds to a step, in parts of that step."""
         ...
 
     def judge(self, n_drafted: int, n_accepted: int) -> None:
@@ -26,35 +27,37 @@ class Drafter(Protocol):
 class NgramDrafter:
     """What followed the last two tokens when they were last seen together, and on from there.
 
-    All guessed right: the next guess is twice as long, up to `most`. None: one token, and only after one, three, then seven steps.
+    The chance of a guess is what became of those before it; the chance that all of several come, a power of it. While it is too low for
+    one, it rises a little with each step, so that there is another try.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._after: dict[tuple[int, int], int] = {}  # two tokens: the place of what followed them last
-        self._n_seen = 2
-        self._length, self._misses, self._pause = 1, 0, 0
+        self._n_seen = 0
+        self._chance = _FIRST_CHANCE
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
+    def draft(self, tokens: list[int], most: int, cost: float) -> list[int]:
         """See `Drafter`."""
         after, n = self._after, len(tokens)
-        for i in range(self._n_seen, n):
+        for i in range(max(self._n_seen or n - _FAR, 2), n):
             after[tokens[i - 2], tokens[i - 1]] = i
-        self._n_seen = max(self._n_seen, n)
-        if self._pause:
-            self._pause -= 1
+        self._n_seen = n
+        n_worth, chance = 0, self._chance
+        while n_worth < most and chance > cost:
+            n_worth += 1
+            chance *= self._chance
+        if n_worth == 0:
+            self._chance += _RETURNS * (1 - self._chance)
             return []
         at = after.get((tokens[-2], tokens[-1])) if n >= 2 else None
         if at is None:
             return []
         period = n - at
-        return [tokens[at + i % period] for i in range(min(most, self._length))]
+        return [tokens[at + i % period] for i in range(n_worth)]
 
     def judge(self, n_drafted: int, n_accepted: int) -> None:
         """See `Drafter`."""
-        if n_accepted == 0:
-            self._misses = min(self._misses + 1, _MOST_MISSES)
-            self._length, self._pause = 1, (1 << self._misses) - 1
-        else:
-            self._misses = 0
-            self._length = min(2 * self._length + 1, self._most) if n_accepted == n_drafted else n_accepted
+        for _ in range(n_accepted):
+            self._chance += _LEARNS * (1 - self._chance)
+        if n_accepted < n_drafted:
+            self._chance -= _LEARNS * self._chance

@@ -110,7 +110,8 @@ class Step:
 class Engine:
     """`floor_ns(n_rows, n_kv_tokens)` is the least time this machine can take for a step (`relay.engine.roofline`).
 
-    drafter: makes one for each sequence that decodes; None: nothing is guessed. draft_rows: guesses fill decode steps up to so many rows.
+    drafter: makes one for each sequence that decodes; None: nothing is guessed. Guesses fill decode steps up to `draft_rows` rows, for each
+    sequence at most `most_drafts`.
     """
 
     def __init__(
@@ -126,8 +127,9 @@ class Engine:
         board: StepBoard | None = None,
         drafter: Callable[[Sequence], Drafter] | None = None,
         draft_rows: int = 0,
+        most_drafts: int = 7,
     ) -> None:
-        self._drafter, self._draft_rows = drafter, draft_rows
+        self._drafter, self._draft_rows, self._most_drafts = drafter, draft_rows, most_drafts
         self._runner, self._book, self._clock = runner, book, clock
         self._launch, self._beside = launching(runner), beside_host(runner)
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
@@ -351,21 +353,23 @@ class Engine:
         room = self._draft_rows - len(parts)
         if self._drafter is None or room <= 0:
             return parts
-        drafted = []
+        drafted, n_kv_tokens = [], sum(len(part.sequence.tokens) for part in parts)
+        alone = self._clock.predict_ms(len(parts), n_kv_tokens)
         for i, part in enumerate(parts):
-            drafts = self._drafts(part.sequence, self._drafter, -(-room // (len(parts) - i)))
+            more = self._clock.predict_ms(len(parts) + 1, n_kv_tokens + len(part.sequence.tokens))
+            drafts = self._drafts(part.sequence, self._drafter, -(-room // (len(parts) - i)), more / alone - 1.0 if alone else 0.0)
             room -= len(drafts)
             drafted.append(_Part(part.sequence, 1 + len(drafts), True, drafts) if drafts else part)
         return drafted
 
-    def _drafts(self, sequence: Sequence, drafter: Callable[[Sequence], Drafter], most: int) -> tuple[int, ...]:
+    def _drafts(self, sequence: Sequence, drafter: Callable[[Sequence], Drafter], most: int, cost: float) -> tuple[int, ...]:
         """Guesses for which there is memory. Who is penalized for his last tokens cannot be drawn for before they are known."""
         most = min(most, sequence.stopping.max_tokens - sequence.n_generated - 1)
         if most <= 0 or sequence.undraftable or sequence.sampling.penalizes:
             return ()
         if sequence.drafter is None:
             sequence.drafter = drafter(sequence)
-        drafts = sequence.drafter.draft(sequence.tokens, most)
+        drafts = sequence.drafter.draft(sequence.tokens, min(most, self._most_drafts), cost)
         room = len(sequence.blocks) * self._block_tokens - len(sequence.tokens)
         if len(drafts) > room and self._book.n_free() > len(self._running):
             sequence.blocks += self._book.allocate(1) or []

@@ -40,7 +40,7 @@ class Compute:
 
 def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard, measured: Measured) -> EngineHost:
     """An engine that has computed, so that its first request finds everything warm."""
-    runner, most = compute.runner, config.speculative_tokens
+    runner = compute.runner
     far = _far(runner, compute.max_context)
     with compute.alone():
         runner.step(_prompt(runner, 1, 0))
@@ -58,8 +58,9 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
         floor_ns=compute.floor_ns,
         first=config.first,
         board=board,
-        drafter=(lambda _: NgramDrafter(most)) if most else None,
-        draft_rows=compute.draft_rows,
+        drafter=lambda _: NgramDrafter(),
+        draft_rows=compute.draft_rows if config.speculative_tokens else 0,
+        most_drafts=config.speculative_tokens,
     )
     return EngineHost(engine, max_running=config.max_running, exact=compute.exact, on_thread_start=compute.on_thread_start)
 

@@ -17,7 +17,7 @@ class OracleDrafter:
         self._sampling, self._draw = sequence.sampling, draw
         self._oracle, self._n_pushed = Oracle(vocab_size, n_layers), 0
 
-    def draft(self, tokens: list[int], most: int) -> list[int]:
+    def draft(self, tokens: list[int], most: int, cost: float) -> list[int]:
         """See `Drafter`."""
         for token in tokens[self._n_pushed :]:
             self._oracle.push(token)

@@ -1,7 +1,5 @@
 """Guesses in decode steps: what they may bring, what they may cost, and that nothing else shows of them."""
 
-import random
-
 import pytest
 
 from relay.engine.drafter import NgramDrafter
@@ -9,6 +7,7 @@ from relay.engine.engine import Add
 from relay.engine.runner import Batch, StepResult
 from relay.engine.sequence import Sequence
 from relay.messages import Sampling
+from relay.policy.batching import StepClock
 from tests.engine.guesses import Guesses
 from tests.engine.test_engine import GREEDY, BesideRunner, Worker, expected, prompt_of
 
@@ -144,38 +143,55 @@ def test_who_has_no_number_behind_a_guess_is_computed_alone_before_it_is_given_u
 
 
 def test_what_followed_the_last_two_tokens_is_guessed_again() -> None:
-    drafter = NgramDrafter(3)
-    assert drafter.draft([7], 3) == []
-    assert drafter.draft([7, 1, 2, 3, 4], 3) == []
+    drafter = NgramDrafter()
+    assert drafter.draft([7], 3, 0.0) == []
+    assert drafter.draft([7, 1, 2, 3, 4], 3, 0.0) == []
     tokens = [7, 1, 2, 3, 4, 5, 1, 2]
-    assert drafter.draft(tokens, 3) == [3]  # one at first
-    drafter.judge(1, 1)
-    assert drafter.draft([*tokens, 3], 3) == [4, 5, 1]
-    drafter.judge(3, 3)
-    assert drafter.draft([*tokens, 3, 4, 5, 1], 2) == [2, 3]
+    assert drafter.draft(tokens, 3, 0.0) == [3, 4, 5]
+    assert drafter.draft([*tokens, 9, 1, 2], 1, 0.0) == [9]  # where they were seen last
 
 
 def test_a_period_is_guessed_beyond_its_end() -> None:
-    drafter = NgramDrafter(7)
-    drafter.judge(1, 1)
-    drafter.judge(3, 3)
-    assert drafter.draft([4, 9, 9, 9], 7) == [9] * 7
-    assert drafter.draft([4, 9, 9, 9, 5, 6, 5, 6], 5) == [5, 6, 5, 6, 5]
+    assert NgramDrafter().draft([4, 9, 9, 9], 7, 0.0) == [9] * 7
+    assert NgramDrafter().draft([4, 9, 9, 9, 5, 6, 5, 6], 5, 0.0) == [5, 6, 5, 6, 5]
 
 
-def test_who_guesses_wrong_guesses_less() -> None:
-    drafter, drafted = NgramDrafter(3), []
-    draw = random.Random(3)
-    tokens = [1, 2]
-    for _ in range(40):
-        tokens += [1, 2]
-        guess = drafter.draft(tokens, 3)
-        drafted.append(len(guess))
-        if guess:
-            drafter.judge(len(guess), 0)
-        tokens.append(draw.randrange(10, 1000))
-    assert drafted[:13] == [1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
-    assert sum(drafted[14:]) <= 4
+def test_a_guess_is_made_where_it_is_likelier_than_dear() -> None:
+    """What is guessed right is guessed longer; what is not, after a while not at all, and then tried again."""
+    tokens = [5, 6, 5, 6]
+    drafter = NgramDrafter()
+    assert [len(drafter.draft(tokens, 7, cost)) for cost in (0.7, 0.5, 0.3, 0.1)] == [0, 1, 2, 4]
+    for _ in range(8):
+        drafter.judge(1, 1)
+    assert len(drafter.draft(tokens, 7, 0.3)) == 7
+    lengths = []
+    for _ in range(60):
+        drafted = len(drafter.draft(tokens, 7, 0.3))
+        lengths.append(drafted)
+        if drafted:
+            drafter.judge(drafted, 0)
+    assert sorted(lengths[:7], reverse=True) == lengths[:7]
+    assert lengths[7:].count(0) > 40
+    assert 1 in lengths[12:]
+
+
+def test_who_guesses_is_told_what_a_row_adds_to_the_step() -> None:
+    worker = Worker(draft_rows=4)
+    worker.engine._clock = clock = StepClock(1, 100.0, 1.0, 3.0, 0.01)  # 3 ms, 1 a row, 0.01 for each token that a row looks back at
+    clock.ran = lambda n_rows, n_kv_tokens, ms: None  # type: ignore[method-assign]
+    two = [knowing(worker, 10, 3, seed=n) for n in range(2)]
+    worker.step(*(Add(sequence) for sequence in two))
+    worker.step()
+    assert isinstance(two[0].drafter, Guesses)
+    assert two[0].drafter.costs == pytest.approx([(6 + 33 * 0.01) / (5 + 22 * 0.01) - 1])
+
+
+def test_of_a_long_prompt_only_the_end_is_looked_at() -> None:
+    tokens = [*range(100_000), 99_000, 99_001]
+    drafter = NgramDrafter()
+    assert drafter.draft(tokens, 2, 0.0) == [99_002, 99_003]
+    assert len(drafter._after) < 10_000
+    assert drafter.draft([*tokens, 5, 50, 51], 2, 0.0) == []  # too long ago
 
 
 def test_who_had_its_prompt_scored_is_guessed_for_like_others() -> None:

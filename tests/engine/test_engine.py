@@ -79,7 +79,7 @@ class Worker:
             max_chunk_tokens=max_chunk,
             floor_ns=lambda n_rows, n_kv_tokens: 0,
             first=first,
-            drafter=lambda _: NgramDrafter(3),
+            drafter=lambda _: NgramDrafter(),
             draft_rows=draft_rows,
         )
         self.engine._clock.ran = lambda n_rows, n_kv_tokens, ms: None  # type: ignore[method-assign]

@@ -81,7 +81,7 @@ class Worker:
             max_running=64,
             max_chunk_tokens=max_chunk,
             floor_ns=lambda rows, kv: 0,
-            drafter=lambda _: NgramDrafter(3),
+            drafter=lambda _: NgramDrafter(),
         )
         self.engine.on_logits = self._on_logits
         self.outcomes: dict[int, Outcome] = {}
