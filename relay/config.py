@@ -125,10 +125,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculative_tokens: Annotated[
         int,
         _doc(
-            "native: so many tokens at most are guessed from what a sequence has said before and checked in one step, while few sequences "
-            "decode; that changes no token, only when it comes. 0: none",
+            "native: so many tokens at most are guessed from what a sequence has said before and checked in one step, while up to three "
+            "sequences decode; that changes no token, only when it comes. 0: none",
             ge=0,
-            le=7,
+            le=3,
         ),
     ] = 3
 

@@ -1,5 +1,6 @@
 """The server under test: `relay serve` as a process of its own, with faults allowed, and what may be asked of it from outside."""
 
+import http.client
 import json
 import os
 import re
@@ -106,21 +107,21 @@ class ServerUnderTest:
 
     def kill(self, worker: str, sig: signal.Signals = signal.SIGKILL) -> bool:
         """From outside; SIGKILL is announced first. Whether there was such a process."""
+        if sig == signal.SIGKILL:
+            with suppress(OSError, http.client.HTTPException):  # it may have died, or be unable to answer
+                self.arm(worker, "now", "announce", within_s=2.0)
         pid = self.workers()[worker]["pid"]
         if pid is None:
             return False
-        with suppress(OSError):  # it may have died, or be unable to answer
-            if sig == signal.SIGKILL:
-                self.arm(worker, "now", "announce")
         with suppress(ProcessLookupError):
             os.kill(pid, sig)
             return True
         return False
 
-    def arm(self, worker: str, point: str, action: str, *, after: int = 1, seconds: float = 1.0) -> None:
+    def arm(self, worker: str, point: str, action: str, *, after: int = 1, seconds: float = 1.0, within_s: float = 10.0) -> None:
         fault = {"worker": worker, "point": point, "action": action, "after": after, "seconds": seconds}
         request = urllib.request.Request(f"{self.url}/admin/faults", json.dumps(fault).encode(), method="POST")
-        urllib.request.urlopen(request, timeout=10).read()
+        urllib.request.urlopen(request, timeout=within_s).read()
 
     def attempts(self, request_id: str) -> int:
         """Of an ended request; 0 if its gateway has died since."""

@@ -3,7 +3,7 @@
 In: a sequence's tokens. Out: a few that may follow. A decode step computes them behind the last token, in rows of their own, draws after
 each, and keeps what was drawn as long as it was guessed (`relay.engine.engine`). The law of exactness makes that free of consequences: a
 row's logits depend on the tokens before it alone and its random number on its position, so that every token is the one that would have
-been drawn without guesses. What a guess can cost is time: it is made where it is likelier to come than the part of a step that it costs.
+been drawn without guesses. What a guess can cost is time: it is made where it is likelier to come than its row is dear.
 """
 
 from typing import Protocol
@@ -16,7 +16,7 @@ class Drafter(Protocol):
     """Of one sequence."""
 
     def draft(self, tokens: list[int], most: int, cost: float) -> list[int]:
-        """At most `most` tokens that may follow these; `tokens` only ever grows. cost: what each adds to a step, in parts of that step."""
+        """At most `most` tokens that may follow these; `tokens` only ever grows. cost: the chance from which on one is worth its row."""
         ...
 
     def judge(self, n_drafted: int, n_accepted: int) -> None:
@@ -38,10 +38,6 @@ class NgramDrafter:
 
     def draft(self, tokens: list[int], most: int, cost: float) -> list[int]:
         """See `Drafter`."""
-        after, n = self._after, len(tokens)
-        for i in range(max(self._n_seen or n - _FAR, 2), n):
-            after[tokens[i - 2], tokens[i - 1]] = i
-        self._n_seen = n
         n_worth, chance = 0, self._chance
         while n_worth < most and chance > cost:
             n_worth += 1
@@ -49,6 +45,10 @@ class NgramDrafter:
         if n_worth == 0:
             self._chance += _RETURNS * (1 - self._chance)
             return []
+        after, n = self._after, len(tokens)
+        for i in range(max(self._n_seen or n - _FAR, 2), n):
+            after[tokens[i - 2], tokens[i - 1]] = i
+        self._n_seen = n
         at = after.get((tokens[-2], tokens[-1])) if n >= 2 else None
         if at is None:
             return []

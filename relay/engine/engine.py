@@ -130,6 +130,7 @@ class Engine:
         most_drafts: int = 7,
     ) -> None:
         self._drafter, self._draft_rows, self._most_drafts = drafter, draft_rows, most_drafts
+        self._n_offers = 0
         self._runner, self._book, self._clock = runner, book, clock
         self._launch, self._beside = launching(runner), beside_host(runner)
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
@@ -203,7 +204,9 @@ class Engine:
 
     def _follow(self, step: Step, result: StepResult) -> tuple[Step, Pending] | None:
         """Begin the next step at once, with what was made ahead, if all have got a token and nothing else has happened."""
-        if not self.flies or self._held or self._waiting or len(self._running) != len(step.parts) or self.arrived():
+        if not self.flies or self._beside is None or self._held or self._waiting or self.arrived():
+            return None
+        if len(self._running) != len(step.parts):
             return None
         sequences = [part.sequence for part in step.parts]
         if any(each.id not in self._running or each.lone or len(each.tokens) > len(each.blocks) * self._block_tokens for each in sequences):
@@ -349,17 +352,23 @@ class Engine:
         return parts if chunks else self._with_drafts(parts)
 
     def _with_drafts(self, parts: list[_Part]) -> list[_Part]:
-        """Decode rows alone; where rows are left, with guesses, the rest shared evenly."""
+        """Decode rows alone; where rows are left, with guesses. Who is offered a row more than others changes from step to step."""
         room = self._draft_rows - len(parts)
         if self._drafter is None or room <= 0:
             return parts
-        drafted, n_kv_tokens = [], sum(len(part.sequence.tokens) for part in parts)
-        alone = self._clock.predict_ms(len(parts), n_kv_tokens)
-        for i, part in enumerate(parts):
-            more = self._clock.predict_ms(len(parts) + 1, n_kv_tokens + len(part.sequence.tokens))
-            drafts = self._drafts(part.sequence, self._drafter, -(-room // (len(parts) - i)), more / alone - 1.0 if alone else 0.0)
+        drafted, n = list(parts), len(parts)
+        n_kv_tokens = sum(len(part.sequence.tokens) for part in parts)
+        alone = self._clock.predict_ms(n, n_kv_tokens)
+        self._n_offers += 1
+        for i in range(n):
+            place = (self._n_offers + i) % n
+            sequence = parts[place].sequence
+            more = self._clock.predict_ms(n + 1, n_kv_tokens + len(sequence.tokens)) - alone
+            # it costs all of them that time, and gains one a token where the step gains n
+            drafts = self._drafts(sequence, self._drafter, -(-room // (n - i)), n * more / alone if alone else 0.0)
             room -= len(drafts)
-            drafted.append(_Part(part.sequence, 1 + len(drafts), True, drafts) if drafts else part)
+            if drafts:
+                drafted[place] = _Part(sequence, 1 + len(drafts), True, drafts)
         return drafted
 
     def _drafts(self, sequence: Sequence, drafter: Callable[[Sequence], Drafter], most: int, cost: float) -> tuple[int, ...]:
@@ -510,7 +519,7 @@ class Engine:
         n_kv_tokens = int(batch.positions.sum()) + n_rows
         self._clock.ran(n_rows, n_kv_tokens, (computed - started) / 1e6)
         report.push_ns = result.push_ns
-        self._advance(step, result, started + self._floor_ns(n_rows, n_kv_tokens))
+        self._advance(step, result, started + self._floor_ns(*_needed(step, n_rows, n_kv_tokens)))
         report.ended_ns = step.followed_ns or now_ns()
 
     def _gain(self, step: Step, result: StepResult) -> None:
@@ -704,6 +713,15 @@ class Engine:
         elif was_waiting:
             sequence.preempted = False
             self._running[sequence.id] = sequence
+
+
+def _needed(step: Step, n_rows: int, n_kv_tokens: int) -> tuple[int, int]:
+    """Of a step's rows and of what they look back at, what its tokens would have taken at least: no wrong guess, KV read once."""
+    for part in step.parts:
+        if part.drafts:
+            first = part.sequence.n_computed + 1
+            n_kv_tokens -= sum(range(first, first + len(part.drafts)))
+    return n_rows - step.report.n_drafted + step.report.n_accepted, n_kv_tokens
 
 
 def _rank(sequence: Sequence) -> tuple[bool, int, bool, int, SequenceId]:

@@ -200,7 +200,8 @@ def _observe_tokens(metrics: GatewayMetrics, start_ns: int, choices: list[list[i
         if len(stamps) > 1:
             metrics.tpot.observe((stamps[-1] - stamps[0]) / (len(stamps) - 1) / 1e9)
             for earlier, later in itertools.pairwise(stamps):
-                metrics.itl.observe((later - earlier) / 1e9)
+                if later > earlier:  # several may come at once
+                    metrics.itl.observe((later - earlier) / 1e9)
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:

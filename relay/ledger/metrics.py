@@ -68,7 +68,7 @@ class GatewayMetrics:
             buckets=TOKEN_SECONDS,
             registry=r,
         )
-        self.itl = Histogram("relay_inter_token_seconds", "Between two tokens of one choice", buckets=TOKEN_SECONDS, registry=r)
+        self.itl = Histogram("relay_inter_token_seconds", "Between two arrivals of tokens of one choice", buckets=TOKEN_SECONDS, registry=r)
         self.duration = Histogram("gen_ai_server_request_duration_seconds", "Whole request", buckets=SECONDS, registry=r)
         self.parts = {
             part: Histogram(f"relay_{part}_seconds", f"Time a request spent in {part}, from its ledger", buckets=SECONDS, registry=r)

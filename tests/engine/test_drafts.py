@@ -62,6 +62,10 @@ def test_rows_that_are_left_are_shared_and_none_are_left_beside_many_or_prompts(
     two = [knowing(worker, 5, 9, seed=n) for n in range(2)]
     assert steps_until_done(worker, *two)[1:3] == [4, 4]
     worker = Worker(draft_rows=4)
+    three = [knowing(worker, 5, 9, seed=n) for n in range(3)]
+    assert steps_until_done(worker, *three)[1:3] == [4, 4]
+    assert len([each for each in three if each.drafter.judged]) > 1  # type: ignore[union-attr]
+    worker = Worker(draft_rows=4)
     four = [knowing(worker, 5, 9, seed=n) for n in range(4)]
     assert steps_until_done(worker, *four)[1:] == [4] * 8
     worker = Worker(draft_rows=4, budget_tiles=1, max_chunk=8)
@@ -183,7 +187,20 @@ def test_who_guesses_is_told_what_a_row_adds_to_the_step() -> None:
     worker.step(*(Add(sequence) for sequence in two))
     worker.step()
     assert isinstance(two[0].drafter, Guesses)
-    assert two[0].drafter.costs == pytest.approx([(6 + 33 * 0.01) / (5 + 22 * 0.01) - 1])
+    assert two[0].drafter.costs == pytest.approx([2 * 1.11 / 5.22])  # for both of them, where two are gained
+
+
+def test_the_floor_of_a_step_leaves_wrong_guesses_out_and_reads_kv_once() -> None:
+    worker = Worker(draft_rows=4)
+    floors: list[tuple[int, int]] = []
+    worker.engine._floor_ns = lambda n_rows, n_kv_tokens: floors.append((n_rows, n_kv_tokens)) or 0  # type: ignore[func-returns-value]
+    sequence = knowing(worker, 5, 10)
+    worker.step(Add(sequence))
+    worker.step()
+    assert isinstance(sequence.drafter, Guesses)
+    sequence.drafter._right = 0.0
+    worker.step()
+    assert floors == [(5, 15), (4, 9), (1, 13)]
 
 
 def test_of_a_long_prompt_only_the_end_is_looked_at() -> None:

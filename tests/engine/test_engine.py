@@ -603,6 +603,16 @@ def test_nothing_is_in_flight_where_a_token_was_the_last_or_a_block_is_lacking()
         assert worker.got[sequence.id] == answer[: len(worker.got[sequence.id])]
 
 
+def test_where_nothing_computes_beside_the_host_each_step_is_told_of_before_the_next() -> None:
+    worker = Worker(flies=True, draft_rows=4)
+    sequence = worker.sequence(prompt_of(5), 9)
+    assert len(worker.step(Add(sequence)).advances) == 1
+    for n in range(2, 10):
+        assert worker.engine._flight is None
+        worker.step()
+        assert worker.got[sequence.id] == expected(prompt_of(5), n)
+
+
 def test_a_suspect_is_followed_by_no_step_that_the_board_would_call_lone() -> None:
     worker = Worker(runner=BesideRunner, flies=True)
     sequence = worker.sequence(prompt_of(5), 9)
