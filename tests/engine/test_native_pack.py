@@ -80,7 +80,7 @@ def test_the_packer_says_why_it_cannot(tmp_path: Path) -> None:
     [
         ({"architecture": "mixtral", "n_experts": 2, "n_used": 1}, "Q8_0", "experts"),
         ({"head_dim": 24, "n_heads": 4}, "Q8_0", "heads of width 24"),
-        ({"n_heads": 50, "n_kv_heads": 2}, "Q8_0", "25 query heads"),
+        ({"n_heads": 98, "n_kv_heads": 2}, "Q8_0", "49 query heads"),
         ({}, "Q5_K", "is Q5_K"),
     ],
 )
