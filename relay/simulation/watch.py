@@ -75,7 +75,9 @@ class Watch:
         self._homes: dict[tuple[Flight, int], Address] = {}  # where this attempt of it was placed first
         self._left: dict[tuple[Address, Key], None] = {}  # what this prefill actor has told the router that it is done with
         self._owes_left: dict[tuple[Address, Key], None] = {}  # what it has told others so
-        self._drained: dict[tuple[Address, Address, str], int] = {}  # this decode actor has displaced that attempt for this gateway
+        self._admitted: dict[tuple[Address, str], int] = {}  # the newest attempt that this gateway has sent
+        self._drains: dict[tuple[Address, Key], Address] = {}  # who tells this gateway that it has displaced that attempt as it drained
+        self._drained: dict[tuple[Address, Address, str], int] = {}  # the newest attempt when the gateway heard it of this decode actor
         self._n_failures = 0  # of the flight whose Displaced its gateway is about to handle
         self._held: dict[Key, None] = {}  # attempts at the decode actor that is about to handle an Expect
         self.spoke_s: dict[str, float] = {}  # since when a decode actor keeps the log of this request, if it has ended
@@ -98,9 +100,11 @@ class Watch:
                 self.spoke_s[message.request_id] = trio.current_time()
             case Displaced() if source.actor.startswith("decode/"):
                 if message.drained:
-                    self._drained[source, to, message.request_id] = message.attempt
+                    self._drains[to, (message.request_id, message.attempt)] = source
                 if (source, message.request_id) not in self._resuming:
                     self._not_cancelled(source, (message.request_id, message.attempt), "says that it is displaced")
+            case Admit():
+                self._admitted[source, message.request_id] = message.attempt
             case Revoke():
                 lease = self._leases.get((source, (message.request_id, message.attempt)))
                 if lease is not None:
@@ -154,6 +158,10 @@ class Watch:
             self._held = dict.fromkeys(decode_actor._entries)
         elif isinstance(message, Displaced):
             self._n_failures = self._failures(life, address, message)
+            if message.drained:
+                source = self._drains[address, (message.request_id, message.attempt)]
+                newest = self._admitted.get((address, message.request_id), message.attempt)
+                self._drained[source, address, message.request_id] = newest
 
     def handled(self, life: "Life", address: Address, message: Message) -> None:
         """The actor has gone on to its next message."""
