@@ -18,7 +18,7 @@ needs stays reserved, so that new leases cannot starve it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ from relay.engine.drafter import Drafter
 from relay.engine.report import Advance, StepReport
 from relay.engine.runner import Batch, Draw, Launches, Pending, Push, Runner, StepResult, beside_host, launching
 from relay.engine.sequence import Sequence, SequenceId
+from relay.engine.step import Part, Scored, Step, needed
 from relay.kv.book import BlockBook
 from relay.kv.prefix import BlockKey
 from relay.ledger.spans import Span
@@ -68,43 +69,6 @@ class Nudge:
 
 
 Job = Add | Join | Drop | Nudge
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of one sequence in a batch; the last of them are of `drafts`, tokens that it may get."""
-
-    sequence: Sequence
-    n_rows: int
-    draws: bool  # whether the last row's next token is wanted; with drafts, one after each but the rows before them
-    drafts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """A logit row: whether it draws (else it scores a prompt token), and what must have been drawn before it, -1 for nothing."""
-
-    sequence: Sequence
-    draws: bool
-    guess: int = -1
-
-
-@dataclass(slots=True)
-class Step:
-    """One turn between its two halves. `batch` is what is to be computed, None if nothing is; `scored` its logit rows.
-
-    gains: of each of these (index, finish) of the token that its sequence got, None behind a wrong guess; None before the result is looked
-    at. followed: when the next step was begun in its place, which goes on with the same sequences.
-    """
-
-    report: StepReport
-    parts: list[_Part]
-    batch: Batch | None = None
-    scored: list[_Scored] = field(default_factory=list)
-    gains: list[tuple[int, FinishReason | None] | None] | None = None
-    started_ns: int = 0
-    computed_ns: int = 0
-    followed_ns: int = 0
 
 
 class Engine:
@@ -214,7 +178,7 @@ class Engine:
         assert step.gains is not None
         if any(gain[1] is not None for gain in step.gains if gain is not None) or min(result.ids) < 0:
             return None
-        parts = self._with_drafts([_Part(sequence, 1, True) for sequence in sequences])
+        parts = self._with_drafts([Part(sequence, 1, True) for sequence in sequences])
         ahead, scored = self._ahead, step.scored
         if ahead is not None and ahead.is_of(sequences) and not any(part.drafts for part in (*step.parts, *parts)):
             self._ahead, batch = None, ahead.whole
@@ -242,7 +206,7 @@ class Engine:
             if isinstance(job, Add) and self._book.caching:
                 job.sequence.keys_until((len(job.sequence.tokens) - 1) // self._block_tokens, self._block_tokens)
 
-    def _grow_early(self, part: _Part, n_others: int) -> None:
+    def _grow_early(self, part: Part, n_others: int) -> None:
         sequence, n_more = part.sequence, 1 + len(part.drafts)
         if len(sequence.tokens) + n_more > len(sequence.blocks) * self._block_tokens and self._book.n_free() > n_others:
             sequence.blocks += self._book.allocate(1) or []
@@ -329,7 +293,7 @@ class Engine:
         )
         self._book.reserve(needed)
 
-    def _choose(self) -> list[_Part]:
+    def _choose(self) -> list[Part]:
         """Every running sequence's next token, then chunks of what waits, as far as `engine.first` lets it. A suspect goes alone."""
         parts = self._alone()
         if parts:
@@ -338,7 +302,7 @@ class Engine:
         pauses = self._first == "prefill" and self._running and ready and self._n_pauses < _MOST_PAUSES
         self._n_pauses = self._n_pauses + 1 if pauses else 0
         if not pauses:
-            parts = [_Part(sequence, 1, True) for sequence in list(self._running.values())[: self._max_running]]
+            parts = [Part(sequence, 1, True) for sequence in list(self._running.values())[: self._max_running]]
         chunks = plan_chunks(
             (len(sequence.tokens) - sequence.n_computed for sequence in ready),
             len(parts),
@@ -348,10 +312,10 @@ class Engine:
         )
         for index, n_tokens in chunks:
             sequence = ready[index]
-            parts.append(_Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
+            parts.append(Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
         return parts if chunks else self._with_drafts(parts)
 
-    def _with_drafts(self, parts: list[_Part]) -> list[_Part]:
+    def _with_drafts(self, parts: list[Part]) -> list[Part]:
         """Decode rows alone; where rows are left, with guesses. Who is offered a row more than others changes from step to step."""
         room = self._draft_rows - len(parts)
         if self._drafter is None or room <= 0:
@@ -368,7 +332,7 @@ class Engine:
             drafts = self._drafts(sequence, self._drafter, -(-room // (n - i)), n * more / alone if alone else 0.0)
             room -= len(drafts)
             if drafts:
-                drafted[place] = _Part(sequence, 1 + len(drafts), True, drafts)
+                drafted[place] = Part(sequence, 1 + len(drafts), True, drafts)
         return drafted
 
     def _drafts(self, sequence: Sequence, drafter: Callable[[Sequence], Drafter], most: int, cost: float) -> tuple[int, ...]:
@@ -403,16 +367,16 @@ class Engine:
                 room -= len(sequence.tokens) - sequence.n_computed
         return ready
 
-    def _alone(self) -> list[_Part]:
+    def _alone(self) -> list[Part]:
         """A step of one sequence that must not share it, if there is such a one."""
         for sequence in self._running.values():
             if sequence.lone:
-                return [_Part(sequence, 1, True)]
+                return [Part(sequence, 1, True)]
         for sequence in self._waiting.values():
             if sequence.lone and self._find_blocks(sequence) and self._catch_up(sequence):
                 n_left = len(sequence.tokens) - sequence.n_computed
                 n_rows = min(n_left, self._clock.budget_rows(sequence.n_computed), self._max_chunk_tokens)
-                return [_Part(sequence, n_rows, n_rows == n_left)]
+                return [Part(sequence, n_rows, n_rows == n_left)]
         return []
 
     def _find_blocks(self, sequence: Sequence) -> bool:
@@ -519,7 +483,7 @@ class Engine:
         n_kv_tokens = int(batch.positions.sum()) + n_rows
         self._clock.ran(n_rows, n_kv_tokens, (computed - started) / 1e6)
         report.push_ns = result.push_ns
-        self._advance(step, result, started + self._floor_ns(*_needed(step, n_rows, n_kv_tokens)))
+        self._advance(step, result, started + self._floor_ns(*needed(step, n_rows, n_kv_tokens)))
         report.ended_ns = step.followed_ns or now_ns()
 
     def _gain(self, step: Step, result: StepResult) -> None:
@@ -543,7 +507,7 @@ class Engine:
             if part.drafts:
                 self._judge(part)
 
-    def _judge(self, part: _Part) -> None:
+    def _judge(self, part: Part) -> None:
         sequence = part.sequence
         n_gained = len(sequence.tokens) - 1 - sequence.n_computed
         assert sequence.drafter is not None
@@ -559,13 +523,13 @@ class Engine:
             sequence.trail.append((Span.PREFILL_QUEUE_BLOCKS if sequence.lacked_blocks else Span.PREFILL_QUEUE_BEHIND_PREFILL, began))
         sequence.started = True
 
-    def _batch(self, parts: list[_Part]) -> tuple[Batch, list[_Scored]]:
+    def _batch(self, parts: list[Part]) -> tuple[Batch, list[Scored]]:
         """Flat arrays of the parts, and their logit rows."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and all(part.n_rows == 1 and part.draws for part in parts):
             batch = ahead.batch([part.sequence for part in parts])
             if batch is not None:
-                return batch, [_Scored(part.sequence, True) for part in parts]
+                return batch, [Scored(part.sequence, True) for part in parts]
         width = max(len(part.sequence.blocks) for part in parts)
         tokens: list[int] = []
         positions: list[int] = []
@@ -573,7 +537,7 @@ class Engine:
         table: list[int] = []
         logit_rows: list[int] = []
         draws: list[Draw] = []
-        of_row: list[_Scored] = []
+        of_row: list[Scored] = []
         pushes: list[Push] = []
         for i, part in enumerate(parts):
             sequence, n_rows = part.sequence, part.n_rows
@@ -584,7 +548,7 @@ class Engine:
                 for row in range(n_rows - part.draws - len(part.drafts)):
                     logit_rows.append(len(tokens) + row)
                     draws.append(self._score(sequence, first + row + 1))
-                    of_row.append(_Scored(sequence, False))
+                    of_row.append(Scored(sequence, False))
             tokens += sequence.tokens[first : first + n_rows - len(part.drafts)]
             positions += range(first, first + n_rows)
             owner += [i] * n_rows
@@ -593,12 +557,12 @@ class Engine:
             if part.draws:
                 logit_rows.append(len(tokens) - 1)
                 draws.append(next_draw(sequence) if ahead is None or known is None else ahead.draws[known])
-                of_row.append(_Scored(sequence, True))
+                of_row.append(Scored(sequence, True))
             for n, guess in enumerate(part.drafts, 1):
                 logit_rows.append(len(tokens))
                 tokens.append(guess)
                 draws.append(next_draw(sequence, n))
-                of_row.append(_Scored(sequence, True, guess))
+                of_row.append(Scored(sequence, True, guess))
             if sequence.target is not None:
                 pushes.append(self._push(sequence, first + n_rows))
         batch = Batch(
@@ -677,7 +641,7 @@ class Engine:
             else:
                 self._got(Advance(sequence, index, result.ids[row], finish, result.logprobs[row], tuple(sequence.trail)), report)
 
-    def _decode_trail(self, report: StepReport, parts: list[_Part], started: int, floor: int, computed: int, ended: int) -> Trail:
+    def _decode_trail(self, report: StepReport, parts: list[Part], started: int, floor: int, computed: int, ended: int) -> Trail:
         if report.n_decode_rows == 0:
             return ()
         alone = computed
@@ -713,15 +677,6 @@ class Engine:
         elif was_waiting:
             sequence.preempted = False
             self._running[sequence.id] = sequence
-
-
-def _needed(step: Step, n_rows: int, n_kv_tokens: int) -> tuple[int, int]:
-    """Of a step's rows and of what they look back at, what its tokens would have taken at least: no wrong guess, KV read once."""
-    for part in step.parts:
-        if part.drafts:
-            first = part.sequence.n_computed + 1
-            n_kv_tokens -= sum(range(first, first + len(part.drafts)))
-    return n_rows - step.report.n_drafted + step.report.n_accepted, n_kv_tokens
 
 
 def _rank(sequence: Sequence) -> tuple[bool, int, bool, int, SequenceId]:

@@ -15,7 +15,7 @@ from relay.engine.start import Compute, step_ms
 from relay.kv.memory import KVMemory
 
 _PROBE_ROWS = 64
-_DRAFT_ROWS = 4  # with AVX2 a step of two rows takes a tenth longer than one of one, of four a half; guesses that come are worth that
+_DRAFT_ROWS = 4  # with AVX2 a step of two rows takes a sixth longer than one of one, of four a half; guesses that come are worth that
 
 
 def native_compute(memory: KVMemory, weights_fd: int, *, threads: int, activations: Literal["a16", "a8"], measured: Measured) -> Compute:

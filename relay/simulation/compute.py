@@ -12,10 +12,11 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from relay.engine.engine import Engine, Step
+from relay.engine.engine import Engine
 from relay.engine.modelled_runner import ModelledRunner
 from relay.engine.report import StepReport
 from relay.engine.runner import Batch, Push, StepResult
+from relay.engine.step import Step
 from relay.messages import Key
 from relay.simulation.jobs import Jobs
 from relay.simulation.memory import GuardedMemory

@@ -14,7 +14,7 @@ from relay.actors.gateway import Flight, GatewayActor
 from relay.actors.prefill import PrefillActor
 from relay.actors.router import RouterActor
 from relay.clock import now_ns
-from relay.engine.engine import Step
+from relay.engine.step import Step
 from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
 from relay.messages import (

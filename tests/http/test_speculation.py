@@ -31,12 +31,12 @@ def merged(parts: list[dict[str, Any]]) -> tuple[str, list[str], list[float], in
 
 
 def test_a_text_that_repeats_comes_in_fewer_steps_and_is_the_same(server: RunningServer) -> None:
-    before, steps = counted(server, "draft_tokens_accepted"), counted(server, "steps")
+    before, steps, drafted = (counted(server, name) for name in ("draft_tokens_accepted", "steps", "draft_tokens"))
     guessed = merged(events(server))
     accepted = counted(server, "draft_tokens_accepted") - before
     assert accepted > 10
     assert counted(server, "steps") - steps < 48
-    assert counted(server, "draft_tokens") >= accepted
+    assert accepted <= counted(server, "draft_tokens") - drafted < 3 * 48
     assert guessed[3] == len(guessed[1]) == 48
 
     before = counted(server, "draft_tokens")
