@@ -24,8 +24,9 @@ def first_line(path: Path) -> str:
 
 
 def tree() -> str:
-    """Committed files of our folders that say something, links and records left out."""
-    listed = subprocess.run(["git", "ls-files", *_FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    """Files of our folders that say something, committed or about to be; links, records and what git ignores left out."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *_FOLDERS]
+    listed = sorted(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines())
     lines = []
     for name in listed:
         path = ROOT / name
