@@ -2,6 +2,7 @@
 
 All servers are up and one at a time is asked, because a machine's speed drifts over minutes: runs that are compared should be seconds
 apart. What the others take meanwhile counts as noise, like every process that is neither the server asked, nor its competitors, nor ours.
+Some servers go on for seconds after their last answer: so each run waits until the machine rests, and another server begins each round.
 """
 
 import json
@@ -24,6 +25,8 @@ from relay.errors import StartError
 MOST_OTHERS: Final = 0.05
 MOST_STEAL: Final = 0.02
 _WITHIN_S: Final = 1200.0
+_LOOKS_FOR_S: Final = 0.5
+_RESTS_WITHIN_S: Final = 15.0
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _SPIN: Final = (sys.executable, "-c", "while True: pass")
 Lost = Callable[[str, str], None]
@@ -88,12 +91,15 @@ def play(
         yield from asked(key, WARM_UP, None)
     for number in numbers:
         for load in loads:
-            for key in list(alive):
+            keys = list(alive)
+            turn = number % max(1, len(keys))
+            for key in keys[turn:] + keys[:turn]:
                 yield from asked(key, load, number)
 
 
 def measure(server: Server, process: Process, load: Load, number: int, folder: Path) -> Reading:
     """One run."""
+    _rest()
     load_average, memory = os.getloadavg()[0], _memory_gb_per_s()
     with ExitStack() as stack:
         rivals = [stack.enter_context(started(_SPIN, folder / "rival.log")) for _ in range(load.competitors)]
@@ -143,6 +149,17 @@ def _spent(process: Process, rivals: Sequence[Process]) -> Spent:
     busy_s, steal_s = parse_stat(Path("/proc/stat").read_text(encoding="ascii"))
     ours_s = own_cpu_s() + sum(sum(session(rival.pid).values()) for rival in rivals)
     return Spent(time.monotonic(), busy_s, steal_s, ours_s, sum(session(process.pid).values()))
+
+
+def _rest() -> None:
+    """Return when others leave the cores alone, or after `_RESTS_WITHIN_S`."""
+    give_up_s = time.monotonic() + _RESTS_WITHIN_S
+    while time.monotonic() < give_up_s:
+        began_s, (busy_s, _) = time.monotonic(), parse_stat(Path("/proc/stat").read_text(encoding="ascii"))
+        time.sleep(_LOOKS_FOR_S)
+        core_s = (time.monotonic() - began_s) * (os.cpu_count() or 1)
+        if parse_stat(Path("/proc/stat").read_text(encoding="ascii"))[0] - busy_s <= MOST_OTHERS * core_s:
+            return
 
 
 def _memory_gb_per_s() -> float:
