@@ -10,6 +10,7 @@ told everything from the first token on. Ends with its worker.
 """
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
@@ -21,7 +22,6 @@ from relay.engine.host import EngineHost
 from relay.engine.report import NO_NUMBER, Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId
 from relay.engine.token_log import TokenLog, TokenLogs
-from relay.errors import LaneFull
 from relay.kv.book import BlockBook
 from relay.kv.pool import KVPool
 from relay.kv.prefix import BlockKey, chain, namespace
@@ -46,7 +46,6 @@ from relay.messages import (
     Returned,
     Revoke,
     Row,
-    Tokens,
     Trail,
     Up,
     Withdrawn,
@@ -54,8 +53,7 @@ from relay.messages import (
 from relay.policy.cache_index import hints, news
 from relay.policy.tombstones import Tombstones
 from relay.runtime.node import Context
-
-Rows = dict[Address, list[tuple[Row, Trail]]]
+from relay.runtime.token_outbox import Rows, TokenOutbox, with_trail
 
 _RESUMED = "another gateway resumed this stream"
 _DRAINED = "the decode worker is being drained"
@@ -88,6 +86,7 @@ class Entry:
 
 class DecodeActor:
     _context: Context
+    _outbox: TokenOutbox
 
     def __init__(
         self,
@@ -109,35 +108,50 @@ class DecodeActor:
         self._attempts: dict[str, int] = {}  # the newest attempt held of each request
         self._tombstones = Tombstones()
         self._running: dict[SequenceId, Entry] = {}
-        self._unsent: dict[Address, list[tuple[Row, Trail]]] = {}
-        self._full: list[Address] = []  # gateways whose first rows in `_unsent` have nobody yet who sends them
-        self._wake_outbox = trio.Event()
         self._logs = TokenLogs(grace_s)
+        self._gateways: dict[Address, None] = {}
         self._draining = False
-        self._empty = trio.Event()
+        self._changed = trio.Event()  # what a drain waits for may be there
         host.subscribe(self._on_report)
 
     async def run(self, context: Context) -> None:
         """Serve until the worker ends."""
         self._context = context
+        self._outbox = TokenOutbox(context, exact=self._host.exact)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._send_late)
+            nursery.start_soon(self._outbox.run)
             nursery.start_soon(self._expire)
             async for message in context.inbox:
                 self._on(message)  # type: ignore[arg-type]
             nursery.cancel_scope.cancel()
 
-    async def drain(self) -> None:
-        """Take nothing more, and give what runs to others, where each goes on with its next token. Return when nothing is left."""
+    async def drain(self, patience_s: float = 0.0) -> None:
+        """Take nothing more, and give what runs to others, where each goes on with its next token. Return when nothing is left.
+
+        patience_s: how long resumable streams without a reader are kept for one, if there is a gateway that may bring him.
+        """
         self._draining = True
         if self._router is not None:
             self._context.post(self._router, Withdrawn(address=self._context.address))
-        for entry in list(self._entries.values()):
-            if entry.state in ("leased", "running"):
-                self._displace(entry, _DRAINED, (self._context.address,), drained=True)
-                self._cancel(entry)
-        while self._entries:
-            await self._empty.wait()
+        give_up_s = trio.current_time() + patience_s
+        while True:
+            waits = trio.current_time() < give_up_s and self._logs.unread() and any(map(self._context.is_alive, self._gateways))
+            for entry in list(self._entries.values()):
+                if not waits or entry.gateway is not None:
+                    self._hand_on(entry)
+            if not waits and not self._entries:
+                return
+            with trio.move_on_at(give_up_s if waits else math.inf):
+                await self._changed.wait()
+
+    def _hand_on(self, entry: Entry) -> None:
+        if entry.state in ("leased", "running"):
+            self._displace(entry, _DRAINED, (self._context.address,), drained=True)
+            self._cancel(entry)
+
+    def _wake_drain(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     def find_resumable(self, name: str) -> list[tuple[Address, str, int, bytes]]:
         """(our address, request_id, attempt, envelope) of the choices of the request with this name, ours or the client's."""
@@ -148,6 +162,9 @@ class DecodeActor:
             case Up():
                 if message.address.actor.startswith("router/"):
                     self._announce(message.address)
+                elif message.address.actor.startswith("gateway/"):
+                    self._gateways[message.address] = None
+                    self._context.monitor(message.address)
             case Expect():
                 self._on_expect(message)
             case Prefilled():
@@ -320,8 +337,8 @@ class DecodeActor:
         )
         if first.finish:
             rows: Rows = {}
-            self._give(entry, _with_trail(entry.first, trail), (), rows)
-            self._send(rows)
+            self._give(entry, with_trail(entry.first, trail), (), rows)
+            self._outbox.send(rows)
             self._drop(entry, n_generated=first.first + 1, finished=True)
             return
         self._book.adopt(entry.leased)
@@ -361,9 +378,10 @@ class DecodeActor:
                 self._displace(entry, _RESUMED, lost=True)
             entry.gateway = message.gateway
         if log.ids:
-            self._send({message.gateway: [(log.row(key), ())]})
+            self._outbox.send({message.gateway: [(log.row(key), ())]})
         if entry is None and not log.finish:
             self._context.post(message.gateway, Displaced(request_id=key[0], attempt=key[1], reason=log.displaced or "it was displaced"))
+        self._wake_drain()
 
     def _on_cancel(self, message: Cancel) -> None:
         key = message.request_id, message.attempt
@@ -403,7 +421,9 @@ class DecodeActor:
                         entry, f"{address} died while it had the prompt", (address,), suspect=suspect, convicted=suspect and message.lone
                     )
                 self._drop(entry)
-        self._unsent.pop(address, None)
+        self._outbox.forget(address)
+        self._gateways.pop(address, None)
+        self._wake_drain()
 
     def _on_report(self, report: StepReport) -> None:
         rows: Rows = {}
@@ -426,7 +446,7 @@ class DecodeActor:
             if entry is not None:
                 self._drop(entry, n_generated=sequence.n_generated)
         if rows:
-            self._send(rows)
+            self._outbox.send(rows)
         changes = news(self._worker, self._context.address.epoch, self._book)
         if changes is not None and self._router is not None:
             self._context.post(self._router, changes)
@@ -467,42 +487,6 @@ class DecodeActor:
             entry.log.add(row)
         if entry.gateway is not None:
             rows.setdefault(entry.gateway, []).append((row, trail))
-
-    def _send(self, rows: Rows) -> None:
-        """One frame per gateway; without credit the rows wait and merge with later ones."""
-        for gateway, some in rows.items():
-            waiting = self._unsent.get(gateway)
-            if waiting is not None:
-                waiting += some
-                continue
-            try:
-                self._context.offer(gateway, self._frame(some))
-            except LaneFull:
-                self._unsent[gateway] = some
-                self._full.append(gateway)
-                self._wake_outbox.set()
-
-    def _frame(self, rows: list[tuple[Row, Trail]]) -> Tokens:
-        trails, source, exact = [trail for _, trail in rows], self._context.address, self._host.exact
-        if trails.count(trails[0]) == len(trails):
-            return Tokens(source=source, rows=tuple(row for row, _ in rows), trail=trails[0], exact=exact)
-        merged = tuple(_with_trail(row, row.trail + trail) for row, trail in rows)
-        return Tokens(source=source, rows=merged, exact=exact)
-
-    async def _send_late(self) -> None:
-        """Rows that found no credit go as soon as there is some; one task per gateway, or two frames would overtake each other."""
-        async with trio.open_nursery() as nursery:
-            while True:
-                await self._wake_outbox.wait()
-                self._wake_outbox = trio.Event()
-                while self._full:
-                    nursery.start_soon(self._send_when_free, self._full.pop())
-
-    async def _send_when_free(self, gateway: Address) -> None:
-        while rows := self._unsent.get(gateway):
-            self._unsent[gateway] = []
-            await self._context.send(gateway, self._frame(rows))
-        self._unsent.pop(gateway, None)
 
     def _displace(
         self,
@@ -547,9 +531,7 @@ class DecodeActor:
         else:
             self._book.free(entry.blocks)
         self._host.nudge()
-        if not self._entries:
-            self._empty.set()
-            self._empty = trio.Event()
+        self._wake_drain()
         self._leave(entry.router, entry.key, n_generated, finished=finished)
 
     async def _expire(self) -> None:
@@ -560,12 +542,9 @@ class DecodeActor:
                 entry = self._entries.get(key)
                 if entry is not None:
                     self._cancel(entry)
+                self._wake_drain()
 
     def _leave(self, router: Address, key: Key, n_generated: int, *, finished: bool) -> None:
         self._context.post(
             router, Left(request_id=key[0], attempt=key[1], address=self._context.address, n_generated=n_generated, finished=finished)
         )
-
-
-def _with_trail(row: Row, trail: Trail) -> Row:
-    return Row(row.request_id, row.attempt, row.first, row.ids, trail, row.finish, row.logprobs, row.n_cached, row.prompt_logprobs)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from relay.kv.memory import KVMemory
     from relay.kv.pools import Map
 
+_UNREAD_WAIT = 0.7  # of runtime.drain_s: so long a drain keeps resumable streams for clients whose gateway has died
 _WRITTEN_WITHIN_S = 0.5  # answers on their way to clients, when a gateway ends
 _POPULATE_BYTES, _POPULATE_EVERY_S = 2 << 20, 0.005
 _TASK = msgspec.msgpack.Decoder(Task)
@@ -235,9 +236,10 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
 
     async def on_drain() -> None:
         """What decodes here goes on elsewhere, what is being prefilled is finished."""
-        for actor in (decode, prefill):
-            if actor is not None:
-                await actor.drain()
+        if decode is not None:
+            await decode.drain(task.config.runtime.drain_s * _UNREAD_WAIT)
+        if prefill is not None:
+            await prefill.drain()
 
     structlog.get_logger().info(
         "engine loaded", epoch=epoch, actors=list(actors), blocks=task.layout.n_blocks, threads=task.threads, took_ms=laps.ms

@@ -7,14 +7,9 @@ runner. Where that computes beside the host, the rows of the next step are made 
 nothing else is there to do, the next one is what it would be in any case: it is begun with the tokens of this one, before those are
 reported (`_follow`). Jobs that come then are taken when it is over, as if they had come a moment later.
 
-A decode step of few rows mostly waits for the weights, so that rows which are left there go to guesses (`relay.engine.drafter`): tokens
-that may follow are computed behind a sequence's last one, and those that are drawn as guessed are all gained at once. KV of a wrong guess
-lies behind the sequence's end, where nobody looks before it is written again.
-
-A sequence that has no blocks yet gets them when its turn comes: what is cached of its prefix, and fresh ones for the rest. One whose next
-block another is computing right now waits for that, and shares it. Out of blocks, the last decode sequence in order of priority and age is
-preempted: its blocks go back at once, and it waits in front of all prompts to be computed again from its tokens. What a preempted sequence
-needs stays reserved, so that new leases cannot starve it.
+Sequences that wait, and how they come by blocks, are in `relay.engine.line`; what a decode step guesses, in `relay.engine.speculation`. Out
+of blocks, the last decode sequence in order of priority and age is preempted: its blocks go back at once, and it waits in front of all
+prompts to be computed again from its tokens.
 """
 
 from collections.abc import Callable
@@ -24,17 +19,20 @@ from typing import Literal
 import numpy as np
 
 from relay.clock import now_ns
-from relay.engine.ahead import RowsAhead, next_draw
+from relay.engine import trails
+from relay.engine.ahead import RowsAhead
 from relay.engine.board import StepBoard
 from relay.engine.drafter import Drafter
+from relay.engine.line import Line
 from relay.engine.report import Advance, StepReport
-from relay.engine.runner import Batch, Draw, Launches, Pending, Push, Runner, StepResult, beside_host, launching
+from relay.engine.rows import rows_of
+from relay.engine.runner import Batch, Launches, Pending, Runner, StepResult, beside_host, launching
 from relay.engine.sequence import Sequence, SequenceId
+from relay.engine.speculation import Speculation, judge
 from relay.engine.step import Part, Scored, Step, needed
 from relay.kv.book import BlockBook
-from relay.kv.prefix import BlockKey
 from relay.ledger.spans import Span
-from relay.messages import FinishReason, Trail
+from relay.messages import FinishReason
 from relay.policy.batching import StepClock, plan_chunks
 
 _MOST_PAUSES = 4  # steps of prompts alone before running sequences get their turn
@@ -93,8 +91,6 @@ class Engine:
         draft_rows: int = 0,
         most_drafts: int = 7,
     ) -> None:
-        self._drafter, self._draft_rows, self._most_drafts = drafter, draft_rows, most_drafts
-        self._n_offers = 0
         self._runner, self._book, self._clock = runner, book, clock
         self._launch, self._beside = launching(runner), beside_host(runner)
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
@@ -102,8 +98,8 @@ class Engine:
         self._board = board
         self._block_tokens = runner.layout.block_tokens
         self._running: dict[SequenceId, Sequence] = {}
-        self._waiting: dict[SequenceId, Sequence] = {}  # in the order in which they are computed
-        self._coming: dict[BlockKey, SequenceId] = {}  # blocks that a waiting sequence is about to compute
+        self._line = Line(book, runner.memory)
+        self._speculation = Speculation(drafter, draft_rows, most_drafts, book, self._block_tokens) if drafter is not None else None
         self._ahead: RowsAhead | None = None
         self._flight: tuple[Step, Pending] | None = None
         self._held: list[Job] = []  # that came while a step was in flight
@@ -119,7 +115,7 @@ class Engine:
 
     @property
     def n_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._line)
 
     def step(self, jobs: list[Job]) -> tuple[StepReport, bool]:
         """One turn; the bool says whether there is more that can be computed now."""
@@ -168,7 +164,7 @@ class Engine:
 
     def _follow(self, step: Step, result: StepResult) -> tuple[Step, Pending] | None:
         """Begin the next step at once, with what was made ahead, if all have got a token and nothing else has happened."""
-        if not self.flies or self._beside is None or self._held or self._waiting or self.arrived():
+        if not self.flies or self._beside is None or self._held or self._line or self.arrived():
             return None
         if len(self._running) != len(step.parts):
             return None
@@ -199,7 +195,7 @@ class Engine:
         going_on = [part.sequence for part in goes_on if not part.drafts]
         if going_on:
             self._ahead = RowsAhead(going_on)
-        if self.flies and len(going_on) == len(step.parts) == len(self._running) and not (self._held or self._waiting):
+        if self.flies and len(going_on) == len(step.parts) == len(self._running) and not (self._held or self._line):
             assert self._ahead is not None
             beside.prepare(self._ahead.whole)
         for job in self._held + self.arrived():
@@ -226,10 +222,10 @@ class Engine:
     def _take(self, job: Job, report: StepReport) -> None:
         match job:
             case Add(sequence):
-                self._wait(sequence)
+                self._line.add(sequence)
                 if sequence.blocks:
                     sequence.n_cached = sequence.n_computed
-                    self._announce(sequence)
+                    self._line.announce(sequence)
             case Join(sequence, checksums, n_checked):
                 damaged = self._verify(sequence, checksums, n_checked)
                 if damaged:
@@ -237,21 +233,14 @@ class Engine:
                 else:
                     sequence.trail.append((Span.KV_VERIFY, now_ns()))
                     self._running[sequence.id] = sequence
-                    self._publish(sequence)
+                    self._line.publish(sequence)
             case Drop(id):
-                dropped = self._running.pop(id, None) or self._waiting.pop(id, None)
+                dropped = self._running.pop(id, None) or self._line.remove(id)
                 if dropped is not None:
-                    self._withdraw(dropped)
                     report.gone.append(dropped)
-                    self._reserve()
+                    self._line.reserve()
             case Nudge():
                 pass
-
-    def _wait(self, sequence: Sequence) -> None:
-        """Into the line: preempted ones first, then by priority, then who has tokens already, then by age."""
-        self._waiting[sequence.id] = sequence
-        if any(_rank(other) > _rank(sequence) for other in self._waiting.values()):
-            self._waiting = dict(sorted(self._waiting.items(), key=lambda item: _rank(item[1])))
 
     def _verify(self, sequence: Sequence, checksums: bytes, n_checked: int) -> str:
         """Empty if the pool holds what the pusher sent, else which layer does not."""
@@ -276,29 +265,21 @@ class Engine:
                 else:
                     self._preempt(max(self._running.values(), key=lambda each: (each.priority, each.id)))
                     report.n_preempted += 1
-        self._reserve()
+        self._line.reserve()
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.pop(sequence.id)
         self._book.free(sequence.blocks)
         sequence.blocks, sequence.n_computed, sequence.n_published, sequence.preempted = [], 0, 0, True
         sequence.trail.append((Span.DECODE_HOST, now_ns()))
-        self._wait(sequence)
-
-    def _reserve(self) -> None:
-        needed = sum(
-            self._runner.layout.blocks_for(len(sequence.tokens) + 1)
-            for sequence in self._waiting.values()
-            if sequence.preempted and not sequence.blocks
-        )
-        self._book.reserve(needed)
+        self._line.add(sequence)
 
     def _choose(self) -> list[Part]:
         """Every running sequence's next token, then chunks of what waits, as far as `engine.first` lets it. A suspect goes alone."""
         parts = self._alone()
         if parts:
             return parts
-        ready = self._ready()
+        ready = self._line.ready(min(self._clock.budget_rows(), self._max_chunk_tokens))
         pauses = self._first == "prefill" and self._running and ready and self._n_pauses < _MOST_PAUSES
         self._n_pauses = self._n_pauses + 1 if pauses else 0
         if not pauses:
@@ -316,150 +297,31 @@ class Engine:
         return parts if chunks else self._with_drafts(parts)
 
     def _with_drafts(self, parts: list[Part]) -> list[Part]:
-        """Decode rows alone; where rows are left, with guesses. Who is offered a row more than others changes from step to step."""
-        room = self._draft_rows - len(parts)
-        if self._drafter is None or room <= 0:
-            return parts
-        drafted, n = list(parts), len(parts)
-        n_kv_tokens = sum(len(part.sequence.tokens) for part in parts)
-        alone = self._clock.predict_ms(n, n_kv_tokens)
-        self._n_offers += 1
-        for i in range(n):
-            place = (self._n_offers + i) % n
-            sequence = parts[place].sequence
-            more = self._clock.predict_ms(n + 1, n_kv_tokens + len(sequence.tokens)) - alone
-            # it costs all of them that time, and gains one a token where the step gains n
-            drafts = self._drafts(sequence, self._drafter, -(-room // (n - i)), n * more / alone if alone else 0.0)
-            room -= len(drafts)
-            if drafts:
-                drafted[place] = Part(sequence, 1 + len(drafts), True, drafts)
-        return drafted
-
-    def _drafts(self, sequence: Sequence, drafter: Callable[[Sequence], Drafter], most: int, cost: float) -> tuple[int, ...]:
-        """Guesses for which there is memory. Who is penalized for his last tokens cannot be drawn for before they are known."""
-        most = min(most, sequence.stopping.max_tokens - sequence.n_generated - 1)
-        if most <= 0 or sequence.undraftable or sequence.sampling.penalizes:
-            return ()
-        if sequence.drafter is None:
-            sequence.drafter = drafter(sequence)
-        drafts = sequence.drafter.draft(sequence.tokens, min(most, self._most_drafts), cost)
-        room = len(sequence.blocks) * self._block_tokens - len(sequence.tokens)
-        if len(drafts) > room and self._book.n_free() > len(self._running):
-            sequence.blocks += self._book.allocate(1) or []
-            room = len(sequence.blocks) * self._block_tokens - len(sequence.tokens)
-        return tuple(drafts[:room])
-
-    def _ready(self) -> list[Sequence]:
-        """What waits and has, or now gets, its blocks, as much of it as a step might compute."""
-        ready: list[Sequence] = []
-        room = min(self._clock.budget_rows(), self._max_chunk_tokens)  # who would get no token needs no blocks yet
-        full = False
-        for sequence in self._waiting.values():
-            if room <= 0:
-                break
-            if full and not sequence.blocks:
-                continue  # but one that has its blocks goes on: it may be what the others wait for
-            if not self._find_blocks(sequence):
-                sequence.lacked_blocks = full = True
-                continue
-            if self._catch_up(sequence):
-                ready.append(sequence)
-                room -= len(sequence.tokens) - sequence.n_computed
-        return ready
+        return parts if self._speculation is None else self._speculation.offer(parts, self._clock, len(self._running))
 
     def _alone(self) -> list[Part]:
         """A step of one sequence that must not share it, if there is such a one."""
         for sequence in self._running.values():
             if sequence.lone:
                 return [Part(sequence, 1, True)]
-        for sequence in self._waiting.values():
-            if sequence.lone and self._find_blocks(sequence) and self._catch_up(sequence):
-                n_left = len(sequence.tokens) - sequence.n_computed
-                n_rows = min(n_left, self._clock.budget_rows(sequence.n_computed), self._max_chunk_tokens)
-                return [Part(sequence, n_rows, n_rows == n_left)]
-        return []
+        waiting = self._line.lone()
+        if waiting is None:
+            return []
+        n_left = len(waiting.tokens) - waiting.n_computed
+        n_rows = min(n_left, self._clock.budget_rows(waiting.n_computed), self._max_chunk_tokens)
+        return [Part(waiting, n_rows, n_rows == n_left)]
 
-    def _find_blocks(self, sequence: Sequence) -> bool:
-        """False if it must wait for memory, and all behind it with it."""
-        if sequence.blocks or self._is_coming(sequence, 0):
-            return True
-        n_reusable = 0 if sequence.prompt_logprobs >= 0 else (len(sequence.tokens) - 1) // self._block_tokens
-        shared = self._book.match(sequence.keys_until(n_reusable, self._block_tokens), sequence.tokens)
-        if len(shared) < n_reusable and self._is_coming(sequence, len(shared)):
-            self._book.free(shared)
-            return True
-        more = self._book.allocate(self._runner.layout.blocks_for(len(sequence.tokens) + sequence.preempted) - len(shared))
-        if more is None:
-            self._book.free(shared)
-            return False
-        sequence.blocks = shared + more
-        sequence.n_computed = len(shared) * self._block_tokens
-        sequence.n_published = len(shared)
-        if not sequence.preempted:
-            sequence.n_cached = sequence.n_computed
-        self._announce(sequence)
-        self._reserve()
-        return True
-
-    def _catch_up(self, sequence: Sequence) -> bool:
-        """Whether to compute it now. Not if another is about to compute its next block; and what has been computed meanwhile is taken."""
-        if not sequence.blocks:
-            return False
-        size = self._block_tokens
-        while sequence.borrowed and sequence.n_computed % size == 0 and sequence.n_computed + size < len(sequence.tokens):
-            n = sequence.n_computed // size
-            if sequence.prompt_logprobs >= 0 or not self._book.is_published(sequence.keys_until(n + 1, size)[n]):
-                break
-            shared = self._book.match(sequence.keys[: n + 1], sequence.tokens)
-            if len(shared) == n + 1:
-                self._runner.memory.copy_block(shared[n], sequence.blocks[n])
-                sequence.n_computed += size
-                sequence.n_cached += size
-            self._book.free(shared)
-            if len(shared) != n + 1:
-                break
-        return not self._is_coming(sequence, sequence.n_computed // size)
-
-    def _is_coming(self, sequence: Sequence, n: int) -> bool:
-        """Whether a sequence before this one is about to compute its block `n`. (One behind it might be waiting for this one.)"""
-        if sequence.prompt_logprobs >= 0 or (n + 1) * self._block_tokens >= len(sequence.tokens):
-            return False
-        owner = self._waiting.get(self._coming.get(sequence.keys_until(n + 1, self._block_tokens)[n], 0))
-        return owner is not None and _rank(owner) < _rank(sequence)
-
-    def _announce(self, sequence: Sequence) -> None:
-        """From now on it is known which blocks this one will compute; without a cache they would be of no use to others."""
-        if not self._book.caching:
-            return
-        n_full = len(sequence.tokens) // self._block_tokens
-        for key in sequence.keys_until(n_full, self._block_tokens)[sequence.n_computed // self._block_tokens :]:
-            self._coming.setdefault(key, sequence.id)
-
-    def _withdraw(self, sequence: Sequence) -> None:
-        for key in sequence.keys[sequence.n_published :]:
-            if self._coming.get(key) == sequence.id:
-                del self._coming[key]
-
-    def _publish(self, sequence: Sequence) -> None:
-        """Its full blocks can be found by others now."""
-        size = self._block_tokens
-        if sequence.borrowed:
-            return
-        while (sequence.n_published + 1) * size <= sequence.n_computed:
-            n = sequence.n_published
-            key = sequence.keys_until(n + 1, size)[n]
-            self._book.publish(sequence.blocks[n], key, tuple(sequence.tokens[n * size : (n + 1) * size]))
-            if self._coming.get(key) == sequence.id:
-                del self._coming[key]
-            sequence.n_published += 1
+    def _batch(self, parts: list[Part]) -> tuple[Batch, list[Scored]]:
+        ahead, self._ahead = self._ahead, None
+        return rows_of(parts, self._running, ahead, self._runner.layout)
 
     def _prepare(self, step: Step) -> None:
         report = step.report
         step.batch, step.scored = self._batch(step.parts)
         for part in step.parts:
-            if part.sequence.id in self._waiting:
+            if part.sequence.id in self._line:
                 report.n_prefill_tokens += part.n_rows
-                self._waited(part.sequence, report.began_ns)
+                trails.waited(part.sequence, report.began_ns)
             else:
                 report.n_decode_rows += 1
                 report.n_drafted += len(part.drafts)
@@ -484,6 +346,7 @@ class Engine:
         self._clock.ran(n_rows, n_kv_tokens, (computed - started) / 1e6)
         report.push_ns = result.push_ns
         self._advance(step, result, started + self._floor_ns(*needed(step, n_rows, n_kv_tokens)))
+        self._deliver(step, result)
         report.ended_ns = step.followed_ns or now_ns()
 
     def _gain(self, step: Step, result: StepResult) -> None:
@@ -505,121 +368,37 @@ class Engine:
         step.gains = gains
         for part in step.parts:
             if part.drafts:
-                self._judge(part)
-
-    def _judge(self, part: Part) -> None:
-        sequence = part.sequence
-        n_gained = len(sequence.tokens) - 1 - sequence.n_computed
-        assert sequence.drafter is not None
-        sequence.drafter.judge(len(part.drafts), max(n_gained - 1, 0))
-
-    def _waited(self, sequence: Sequence, began: int) -> None:
-        """The time up to its first chunk was spent behind others or for want of blocks; between chunks, interleaved with others."""
-        if sequence.preempted:
-            sequence.trail.append((Span.DECODE_PREEMPTED, began))
-        elif sequence.started:
-            sequence.trail.append((Span.PREFILL_INTERLEAVE, began))
-        else:
-            sequence.trail.append((Span.PREFILL_QUEUE_BLOCKS if sequence.lacked_blocks else Span.PREFILL_QUEUE_BEHIND_PREFILL, began))
-        sequence.started = True
-
-    def _batch(self, parts: list[Part]) -> tuple[Batch, list[Scored]]:
-        """Flat arrays of the parts, and their logit rows."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and all(part.n_rows == 1 and part.draws for part in parts):
-            batch = ahead.batch([part.sequence for part in parts])
-            if batch is not None:
-                return batch, [Scored(part.sequence, True) for part in parts]
-        width = max(len(part.sequence.blocks) for part in parts)
-        tokens: list[int] = []
-        positions: list[int] = []
-        owner: list[int] = []
-        table: list[int] = []
-        logit_rows: list[int] = []
-        draws: list[Draw] = []
-        of_row: list[Scored] = []
-        pushes: list[Push] = []
-        for i, part in enumerate(parts):
-            sequence, n_rows = part.sequence, part.n_rows
-            known = ahead.find(sequence) if ahead is not None else None
-            # a running sequence computes its last token, and guesses; its KV is complete up to there
-            first = len(sequence.tokens) - 1 if sequence.id in self._running else sequence.n_computed
-            if sequence.prompt_logprobs >= 0:
-                for row in range(n_rows - part.draws - len(part.drafts)):
-                    logit_rows.append(len(tokens) + row)
-                    draws.append(self._score(sequence, first + row + 1))
-                    of_row.append(Scored(sequence, False))
-            tokens += sequence.tokens[first : first + n_rows - len(part.drafts)]
-            positions += range(first, first + n_rows)
-            owner += [i] * n_rows
-            table += sequence.blocks
-            table += [-1] * (width - len(sequence.blocks))
-            if part.draws:
-                logit_rows.append(len(tokens) - 1)
-                draws.append(next_draw(sequence) if ahead is None or known is None else ahead.draws[known])
-                of_row.append(Scored(sequence, True))
-            for n, guess in enumerate(part.drafts, 1):
-                logit_rows.append(len(tokens))
-                tokens.append(guess)
-                draws.append(next_draw(sequence, n))
-                of_row.append(Scored(sequence, True, guess))
-            if sequence.target is not None:
-                pushes.append(self._push(sequence, first + n_rows))
-        batch = Batch(
-            np.array(tokens, dtype=np.int32),
-            np.array(positions, dtype=np.int32),
-            np.array(owner, dtype=np.int32),
-            np.array(table, dtype=np.int32).reshape(len(parts), width),
-            np.array(logit_rows, dtype=np.int32),
-            tuple(draws),
-            tuple(pushes),
-        )
-        return batch, of_row
-
-    def _score(self, sequence: Sequence, position: int) -> Draw:
-        return Draw(
-            sequence.sampling, 0.0, sequence.tokens, sequence.n_prompt, target=sequence.tokens[position], top=sequence.prompt_logprobs
-        )
-
-    def _push(self, sequence: Sequence, n_computed: int) -> Push:
-        """The target's blocks that this step completes; the last one too, once the prompt ends."""
-        target = sequence.target
-        assert target is not None
-        skip = target.n_present // self._block_tokens
-        done = n_computed == len(sequence.tokens)
-        until = (self._runner.layout.blocks_for(n_computed) if done else n_computed // self._block_tokens) - skip
-        first = sequence.n_pushed
-        sequence.n_pushed = max(first, until)
-        return Push(
-            target.memory,
-            np.asarray(sequence.blocks[skip + first : skip + max(first, until)], dtype=np.int32),
-            np.asarray(target.blocks[first : max(first, until)], dtype=np.int32),
-        )
+                judge(part)
 
     def _advance(self, step: Step, result: StepResult, floor: int) -> None:
-        parts, report, started, computed = step.parts, step.report, step.started_ns, step.computed_ns
+        """Its KV is there, and may be found; its time goes to those who took part."""
         push = 0
-        for part in parts:
+        for part in step.parts:
             sequence = part.sequence
             sequence.n_computed = len(sequence.tokens) - 1 if part.drafts else sequence.n_computed + part.n_rows
-            self._publish(sequence)
+            self._line.publish(sequence)
             if sequence.target is not None:
                 sequence.checksums.append(result.checksums[push])
                 push += 1
         ended = step.followed_ns or now_ns()
-        prefill_trail: Trail = (
-            (Span.PREFILL_HOST, started),
-            (Span.PREFILL_FLOOR, min(floor, computed - result.push_ns)),
-            (Span.PREFILL_EXCESS, computed - result.push_ns),
-            (Span.KV_PUSH, computed),
-            (Span.PREFILL_HOST, ended),
-        )
-        report.trail = self._decode_trail(report, parts, started, floor, computed, ended)
-        for part in parts:
+        prefill_trail = trails.of_prefill(step, floor, result.push_ns, ended)
+        if step.report.n_decode_rows:
+            step.report.trail = trails.of_decode(step, floor, self._alone_until(step), ended)
+        for part in step.parts:
             if part.sequence.preempted:
                 part.sequence.trail.append((Span.DECODE_PREEMPTED, ended))
-            elif part.sequence.id in self._waiting:
+            elif part.sequence.id in self._line:
                 part.sequence.trail += prefill_trail
+
+    def _alone_until(self, step: Step) -> int:
+        """When its decode rows would have been computed without the prompts beside them."""
+        if step.report.n_prefill_tokens == 0:
+            return step.computed_ns
+        n_kv_tokens = sum(part.sequence.n_computed for part in step.parts if part.sequence.id in self._running)
+        return min(step.computed_ns, step.started_ns + int(1e6 * self._clock.predict_ms(step.report.n_decode_rows, n_kv_tokens)))
+
+    def _deliver(self, step: Step, result: StepResult) -> None:
+        """What each logit row was for: a token of its sequence, a prompt token's score, or nothing."""
         assert step.gains is not None
         for row, (scored, gain) in enumerate(zip(step.scored, step.gains, strict=True)):
             sequence = scored.sequence
@@ -634,32 +413,16 @@ class Engine:
             if self.on_logits is not None and result.logits is not None:
                 self.on_logits(sequence, sequence.n_prompt + index, result.logits[row])
             if result.ids[row] < 0:
-                if any(part.drafts for part in parts if part.sequence is sequence):
+                if any(part.drafts for part in step.parts if part.sequence is sequence):
                     sequence.undraftable = True  # it may be a guess whose numbers are not finite: once more, alone
                 else:
-                    self._fail(sequence, report)
+                    self._fail(sequence, step.report)
             else:
-                self._got(Advance(sequence, index, result.ids[row], finish, result.logprobs[row], tuple(sequence.trail)), report)
-
-    def _decode_trail(self, report: StepReport, parts: list[Part], started: int, floor: int, computed: int, ended: int) -> Trail:
-        if report.n_decode_rows == 0:
-            return ()
-        alone = computed
-        if report.n_prefill_tokens:
-            n_kv_tokens = sum(part.sequence.n_computed for part in parts if part.sequence.id in self._running)
-            alone = min(computed, started + int(1e6 * self._clock.predict_ms(report.n_decode_rows, n_kv_tokens)))
-        return (
-            (Span.DECODE_HOST, started),
-            (Span.DECODE_FLOOR, min(floor, alone)),
-            (Span.DECODE_EXCESS, alone),
-            (Span.DECODE_INTERFERENCE, computed),
-            (Span.DECODE_HOST, ended),
-        )
+                self._got(Advance(sequence, index, result.ids[row], finish, result.logprobs[row], tuple(sequence.trail)), step.report)
 
     def _fail(self, sequence: Sequence, report: StepReport) -> None:
         self._running.pop(sequence.id, None)
-        if self._waiting.pop(sequence.id, None) is not None:
-            self._withdraw(sequence)
+        self._line.remove(sequence.id)
         report.failed.append(sequence)
 
     def _got(self, advance: Advance, report: StepReport) -> None:
@@ -667,9 +430,7 @@ class Engine:
         report.advances.append(advance)
         sequence.lone = False
         sequence.trail = list(advance.trail) if sequence.side == "prefill" else []
-        was_waiting = self._waiting.pop(sequence.id, None) is not None
-        if was_waiting:
-            self._withdraw(sequence)
+        was_waiting = self._line.remove(sequence.id) is not None
         if sequence.side == "prefill":
             return
         if advance.finish is not None:
@@ -677,9 +438,3 @@ class Engine:
         elif was_waiting:
             sequence.preempted = False
             self._running[sequence.id] = sequence
-
-
-def _rank(sequence: Sequence) -> tuple[bool, int, bool, int, SequenceId]:
-    """Its place in the line. Of those that another worker's death displaced, whose clients see a gap, the shortest first."""
-    recovers = sequence.n_generated > 0 and not sequence.preempted
-    return not sequence.preempted, sequence.priority, not recovers, len(sequence.tokens) if recovers else 0, sequence.id

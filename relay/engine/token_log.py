@@ -24,6 +24,7 @@ class TokenLog:
         self.finish: FinishReason | None = None
         self.displaced = ""
         self.over = False
+        self.unread = False  # its reader went before it ended
         self.orphan_since_ns = 0
 
     def add(self, row: Row) -> None:
@@ -41,15 +42,17 @@ class TokenLog:
 
     def orphaned(self) -> None:
         """Nobody reads it from now on."""
+        self.unread = True
         self.orphan_since_ns = self.orphan_since_ns or now_ns()
 
     def adopted(self) -> None:
+        self.unread = False
         self.orphan_since_ns = now_ns() if self.over else 0
 
     def end(self) -> None:
         """Nothing comes to it any more, however its attempt ended."""
         self.over = True
-        self.orphaned()
+        self.orphan_since_ns = self.orphan_since_ns or now_ns()
 
 
 def _request(key: Key) -> str:
@@ -73,6 +76,10 @@ class TokenLogs:
 
     def get(self, key: Key) -> TokenLog | None:
         return self._logs.get(key)
+
+    def unread(self) -> bool:
+        """Whether there is one that nobody has come for since its reader went."""
+        return any(log.unread for log in self._logs.values())
 
     def find(self, name: str) -> list[tuple[Key, bytes]]:
         """The newest attempt of each choice of the request with this name, ours or the client's."""

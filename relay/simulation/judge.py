@@ -81,7 +81,7 @@ def _of_blocks(life: Life) -> Iterator[Problem]:
         yield "blocks", f"{life}: {counts}"
     if life.book._reserved:
         yield "blocks", f"{life}: {life.book._reserved} reserved for nobody"
-    if not life.compute.is_idle or life.engine._coming:
+    if not life.compute.is_idle or not life.engine._line.is_clear:
         yield "blocks", f"{life}: its engine holds {life.engine.n_running} running, {life.engine.n_waiting} waiting"
 
 

@@ -178,9 +178,13 @@ class Life:
     async def drain(self) -> None:
         """What `relay.worker` does when it is told to drain; then the process ends by itself, and everything it said arrives."""
         self.draining = True
+        patience_s = self.world.scenario.pace.drain_s
         for actor in self.actors.values():
             if isinstance(actor, DecodeActor):
-                await actor.drain()
+                began_s = trio.current_time()
+                await actor.drain(patience_s)
+                if trio.current_time() < began_s + patience_s:
+                    self.world.watch.readers.drained(self, actor._context.address)
         for actor in self.actors.values():
             if isinstance(actor, PrefillActor):
                 await actor.drain()

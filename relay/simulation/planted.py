@@ -3,7 +3,9 @@
 Edit = tuple[str, str, str]
 
 _DECODE, _PREFILL, _GATEWAY, _ROUTER = (f"relay.actors.{name}" for name in ("decode", "prefill", "gateway", "router"))
-_ENGINE, _BOOK, _NODE, _LOG = "relay.engine.engine", "relay.kv.book", "relay.runtime.node", "relay.engine.token_log"
+_OUTBOX, _BOOK = "relay.runtime.token_outbox", "relay.kv.book"
+_NODE, _LOG = "relay.runtime.node", "relay.engine.token_log"
+_ENGINE, _LINE, _ROWS, _SPECULATION = (f"relay.engine.{name}" for name in ("engine", "line", "rows", "speculation"))
 _LIFE, _COMPUTE, _FAULTS = "relay.simulation.life", "relay.simulation.compute", "relay.simulation.faults"
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
@@ -80,9 +82,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a lease is taken for filled before the last layer": (
         (_COMPUTE, "for layer in range(self._runner.layout.n_layers):", "for layer in range(self._runner.layout.n_layers - 1):"),
     ),
-    "the last block of a prompt is not pushed": (
-        (_ENGINE, "        done = n_computed == len(sequence.tokens)\n", "        done = False\n"),
-    ),
+    "the last block of a prompt is not pushed": ((_ROWS, "    done = n_computed == len(sequence.tokens)\n", "    done = False\n"),),
     "checksums are not verified": ((_ENGINE, "        if n_checked == 0:\n", "        if True:\n"),),
     "a pool is known by its actor, not by its epoch": (
         (
@@ -98,7 +98,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "a block is shared before it is full": (
         (
-            _ENGINE,
+            _LINE,
             "        while (sequence.n_published + 1) * size <= sequence.n_computed:",
             "        while (sequence.n_published + 1) * size <= sequence.n_computed + 1:",
         ),
@@ -130,12 +130,12 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "two tasks send to one gateway": (
         (
-            _DECODE,
+            _OUTBOX,
             "                while self._full:\n                    nursery.start_soon(self._send_when_free, self._full.pop())\n",
             "                for gateway in list(self._unsent):\n                    nursery.start_soon(self._send_when_free, gateway)\n",
         ),
     ),
-    "rows without credit are dropped": ((_DECODE, "                self._unsent[gateway] = some\n", "                continue\n"),),
+    "rows without credit are dropped": ((_OUTBOX, "                self._unsent[gateway] = some\n", "                continue\n"),),
     "a preempted sequence resumes with stale n_computed": (
         (
             _ENGINE,
@@ -143,7 +143,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "        sequence.blocks, sequence.n_published, sequence.preempted = [], 0, True\n",
         ),
         (
-            _ENGINE,
+            _LINE,
             "        sequence.n_computed = len(shared) * self._block_tokens\n        sequence.n_published",
             "        sequence.n_computed = max(sequence.n_computed, len(shared) * self._block_tokens)\n        sequence.n_published",
         ),
@@ -169,9 +169,10 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         (_GATEWAY, "                if flight.decode is None:\n                    self._admit(flight)\n", "                pass\n"),
     ),
     "a gateway does not say where it was drained": (
-        (_DECODE, "(self._context.address,), drained=True)\n                self._cancel", "drained=True)\n                self._cancel"),
+        (_DECODE, "(self._context.address,), drained=True)\n            self._cancel", "drained=True)\n            self._cancel"),
         (_DECODE, "reason=_DRAINED, dead=(self._context.address,), drained=True", "reason=_DRAINED, drained=True"),
     ),
+    "a drain waits for no reader": ((_DECODE, "trio.current_time() < give_up_s and self._logs.unread()", "False"),),
     "a drain counts as a failure": ((_GATEWAY, "        flight.failures += not drained\n", "        flight.failures += 1\n"),),
     "a displaced attempt is not tried again": (
         (
@@ -251,16 +252,16 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "an engine that waits for memory is not nudged": ((_DECODE, "        self._host.nudge()\n", ""),),
     "who lacks memory holds up those who have theirs": (
         (
-            _ENGINE,
+            _LINE,
             "                sequence.lacked_blocks = full = True\n                continue\n",
             "                sequence.lacked_blocks = full = True\n                break\n",
         ),
     ),
     "two sequences wait for each other's blocks": (
-        (_ENGINE, "return owner is not None and _rank(owner) < _rank(sequence)", "return owner is not None and owner is not sequence"),
-        (_ENGINE, "        if not self._book.caching:\n            return\n", ""),
+        (_LINE, "return owner is not None and _rank(owner) < _rank(sequence)", "return owner is not None and owner is not sequence"),
+        (_LINE, "        if not self._book.caching:\n            return\n", ""),
     ),
-    "announced blocks are not withdrawn": ((_ENGINE, "                    self._withdraw(dropped)\n", ""),),
+    "announced blocks are not withdrawn": ((_LINE, "            self._withdraw(sequence)\n", "            pass\n"),),
     # --- resumable streams
     "who lost a stream to another gateway is not told": (
         (_DECODE, '            elif other.state in ("leased", "running"):\n', "            elif False:\n"),
@@ -276,10 +277,10 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         (_DECODE, "        elif entry.log is None or message.gateway in (None, entry.gateway):", "        else:"),
     ),
     "logs of displaced attempts are kept for ever": (
-        (_LOG, "        self.over = True\n        self.orphaned()\n", "        self.over = True\n"),
+        (_LOG, "        self.over = True\n        self.orphan_since_ns = self.orphan_since_ns or now_ns()\n", "        self.over = True\n"),
     ),
     "a resumed stream begins at its next token": (
-        (_DECODE, "            self._send({message.gateway: [(log.row(key), ())]})\n", "            pass\n"),
+        (_DECODE, "            self._outbox.send({message.gateway: [(log.row(key), ())]})\n", "            pass\n"),
     ),
     # --- the runtime
     "an address not heard of yet is taken for dead": ((_LIFE, "hold_early=True", "hold_early=False"),),
@@ -314,8 +315,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "sequence.n_computed += part.n_rows",
         ),
     ),
-    "guesses share one random number": ((_ENGINE, "draws.append(next_draw(sequence, n))", "draws.append(next_draw(sequence))"),),
-    "guesses are computed beyond the blocks": ((_ENGINE, "return tuple(drafts[:room])", "return tuple(drafts)"),),
+    "guesses share one random number": ((_ROWS, "draws.append(next_draw(sequence, n))", "draws.append(next_draw(sequence))"),),
+    "guesses are computed beyond the blocks": ((_SPECULATION, "return tuple(drafts[:room])", "return tuple(drafts)"),),
     "a sequence goes on behind its last token": ((_ENGINE, " and token >= 0 and finish is None\n", " and token >= 0\n"),),
     "who died in a step is not suspected": (
         (_NODE, "            self._forget(address, reason, suspects, lone)\n", "            self._forget(address, reason)\n"),

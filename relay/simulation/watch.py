@@ -40,6 +40,7 @@ from relay.messages import (
     Tokens,
 )
 from relay.simulation.memory import GuardedMemory
+from relay.simulation.readers import Readers
 from relay.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -84,10 +85,12 @@ class Watch:
         self.tried: dict[str, None] = {}  # requests in whose lone step a worker died by chance
         self._kills: Counter[str] = Counter()  # workers that this request has killed
         self.n_endings_sent = 0
+        self.readers = Readers(world.scenario.pace.grace_s)
 
     # --- messages
 
     def sent(self, life: "Life", source: Address, to: Address, message: Message) -> None:
+        self.readers.sent(source, to, message)
         match message:
             case Prefill():
                 here = life.node.is_local(to)
@@ -165,6 +168,8 @@ class Watch:
 
     def handled(self, life: "Life", address: Address, message: Message) -> None:
         """The actor has gone on to its next message."""
+        if address.actor.startswith("decode/"):
+            self.readers.handled(address, message)
         if isinstance(message, Cancel):
             key = message.request_id, message.attempt
             if address.actor.startswith("decode/"):

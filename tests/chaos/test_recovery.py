@@ -235,3 +235,18 @@ def test_a_position_that_no_event_of_the_stream_had_is_refused(server: RunningSe
     assert response.json()["error"]["param"] == "Last-Event-ID"
     rest = Reader(f"{server.url}/v1/requests/at-{position[:3]}/stream", method="GET", headers={"Last-Event-ID": reader.last_id}).join()
     assert rest.done
+
+
+def test_a_drain_waits_for_whoever_comes_back_to_a_resumable_stream(server: RunningServer) -> None:
+    body = {**BODY, "max_tokens": 300}
+    whole = Reader(f"{server.url}/v1/completions", body=body).join()
+    reader = Reader(f"{server.url}/v1/completions", headers={"X-Relay-Resume": "true", "X-Request-ID": "while-drained"}, body=body)
+    until(lambda: reader.n_events >= 6, 60)
+    reader.leave()
+    before = pid_of(server, "decode-0")
+    assert server.http.post("/admin/workers/decode-0/drain").status_code == 202
+    rest = Reader(f"{server.url}/v1/requests/while-drained/stream", method="GET", headers={"Last-Event-ID": reader.last_id}).join()
+    assert rest.done, rest.error
+    assert reader.text + rest.text == whole.text
+    until(lambda: all_up(server) and pid_of(server, "decode-0") != before, 60, server.log)
+    assert next(row for row in processes(server) if row["worker"] == "decode-0")["last_death"] == "drained"

@@ -67,10 +67,11 @@ class Worker:
         runner: type[ModelledRunner] = ModelledRunner,
         flies: bool = False,
         draft_rows: int = 0,
+        caching: bool = True,
     ) -> None:
         self.memory = KVMemory(layout(n_blocks))
         self.runner = runner(self.memory)
-        self.book = BlockBook(n_blocks)
+        self.book = BlockBook(n_blocks, caching=caching)
         self.engine = Engine(
             self.runner,
             self.book,
@@ -403,9 +404,7 @@ def test_a_preempted_sequence_that_waits_for_blocks_does_not_hold_up_one_that_ha
 
 def test_two_that_compute_one_prefix_never_wait_for_each_other() -> None:
     """Without a cache, of three with one prompt, the first gone: one owned the first block, one the second. (simulation, seed 79)"""
-    worker = Worker(budget_tiles=1)
-    worker.book = BlockBook(64, caching=False)
-    worker.engine._book = worker.book
+    worker = Worker(budget_tiles=1, caching=False)
     first = worker.sequence(prompt_of(70), 3)
     worker.step(Add(first))
     pair = []

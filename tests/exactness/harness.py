@@ -90,7 +90,8 @@ class Worker:
 
     def guess(self, draft_rows: int, known: list[Outcome]) -> None:
         """From now on decode steps are filled with guesses, most of them right: `known` has the answers by number."""
-        self.engine._draft_rows, self._known = draft_rows, known
+        assert self.engine._speculation is not None
+        self.engine._speculation.rows, self._known = draft_rows, known
 
     def set_pace(self, budget_rows: int, max_chunk: int) -> None:
         """Another chunking from now on."""
