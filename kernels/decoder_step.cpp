@@ -330,7 +330,7 @@ Refusal Decoder::begin(Step& step) {
     pool_.begin(n_chunks_.data(), static_cast<int>(phases_.size()), [](void* self, int phase, int chunk, int thread) {
         Decoder& decoder = *static_cast<Decoder*>(self);
         decoder.chunk(decoder.phases_[static_cast<size_t>(phase)], decoder.step_number_ << 20 | phase, chunk, thread);
-    }, this);
+    }, this, &step.abandoned);
     return refusal;
 }
 

@@ -35,7 +35,8 @@ struct Push {
 };
 
 struct Step {
-    int32_t n_rows, n_sequences, table_width, n_logit_rows, n_pushes, unused;
+    int32_t n_rows, n_sequences, table_width, n_logit_rows, n_pushes;
+    int32_t abandoned;  // not 0, by whomever and whenever: nobody wants the rest
     const int32_t *tokens, *positions, *sequence, *table, *logit_rows;
     const Draw* draws;
     Drawn* drawn;

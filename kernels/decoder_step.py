@@ -106,7 +106,7 @@ class Step(ctypes.Structure):
         ("table_width", ctypes.c_int32),
         ("n_logit_rows", ctypes.c_int32),
         ("n_pushes", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("abandoned", ctypes.c_int32),
         ("tokens", ctypes.c_void_p),
         ("positions", ctypes.c_void_p),
         ("sequence", ctypes.c_void_p),
@@ -173,7 +173,7 @@ class Decoder:
             raise ValueError(_FAULTS[self._refusal.fault].format(index=self._refusal.index, value=self._refusal.value))
 
     def finish(self) -> None:
-        """Take part in the step that has begun; return when it is computed."""
+        """Take part in the step that has begun; return when it is computed, or, with `abandoned` set, what is begun of it."""
         self._finish(self._handle)
 
     def counters(self) -> tuple[ThreadCounters, ...]:

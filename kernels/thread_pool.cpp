@@ -48,7 +48,7 @@ ThreadCounters ThreadPool::counters(int thread) const {
     return {share.chunks.load(std::memory_order_relaxed), share.stolen.load(std::memory_order_relaxed), share.sleeps.load(std::memory_order_relaxed)};
 }
 
-void ThreadPool::begin(const int32_t* n_chunks, int n_phases, Work work, void* context) {
+void ThreadPool::begin(const int32_t* n_chunks, int n_phases, Work work, void* context, const int32_t* abandoned) {
     n_phases_ = n_phases;
     if (n_phases == 0) return;
     if (threads_.empty() && n_threads_ > 1) {
@@ -62,6 +62,7 @@ void ThreadPool::begin(const int32_t* n_chunks, int n_phases, Work work, void* c
     n_chunks_ = n_chunks;
     work_ = work;
     context_ = context;
+    abandoned_ = abandoned;
     resting_.store(first_ + static_cast<uint32_t>(n_phases), std::memory_order_relaxed);
     open(first_);
 }
@@ -118,10 +119,11 @@ void ThreadPool::take_part(int thread, bool until_done) {
         }
         const uint32_t index = phase - first_;
         const int32_t n_chunks = n_chunks_[index];
-        const bool is_last = index + 1 == static_cast<uint32_t>(n_phases_);
+        const uint32_t end = first_ + static_cast<uint32_t>(n_phases_);
         work_(context_, static_cast<int>(index), chunk, thread);
         if (n_done_.fetch_add(1, std::memory_order_acq_rel) + 1 < n_chunks) continue;
-        if (is_last) publish(phase + 1);
+        const bool is_over = phase + 1 == end || (abandoned_ != nullptr && __atomic_load_n(abandoned_, __ATOMIC_RELAXED) != 0);
+        if (is_over) publish(end);
         else open(phase + 1);
     }
 }

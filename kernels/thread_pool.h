@@ -31,7 +31,8 @@ class ThreadPool {
 
     int n_threads() const { return n_threads_; }
     // Let the other threads start; the caller takes part from `finish` on, which returns when all is done. n_chunks: of each phase, 1 to MAX_CHUNKS.
-    void begin(const int32_t* n_chunks, int n_phases, Work work, void* context);
+    // abandoned: once anybody has stored something else than 0 there, no further phase begins, and the job is over.
+    void begin(const int32_t* n_chunks, int n_phases, Work work, void* context, const int32_t* abandoned = nullptr);
     void finish();
     ThreadCounters counters(int thread) const;
 
@@ -60,6 +61,7 @@ class ThreadPool {
     uint32_t first_ = 0;
     Work work_ = nullptr;
     void* context_ = nullptr;
+    const int32_t* abandoned_ = nullptr;
 
     alignas(64) std::atomic<uint32_t> phase_{0};  // of which chunks may be claimed; a futex
     alignas(64) std::atomic<int32_t> n_done_{0};

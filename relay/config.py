@@ -121,6 +121,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = "mixed"
     max_step_ms: Annotated[float, _doc("prefill chunks are sized so that a step stays under this", gt=0)] = 40.0
+    max_prefill_step_ms: Annotated[
+        float,
+        _doc(
+            "the same, native, while no sequence decodes on the worker: larger chunks take less time altogether, and a step that nobody "
+            "wants any more ends early",
+            gt=0,
+        ),
+    ] = 300.0
     max_chunk_tokens: Annotated[int, _doc("prefill tokens of one step at most, whatever the time", ge=1)] = 512
     speculative_tokens: Annotated[
         int,

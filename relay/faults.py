@@ -160,9 +160,10 @@ class FaultyRunner:
                         break
             return computed
 
-        return Done(result()) if isinstance(pending, Done) else _FaultyPending(result)
+        return Done(result()) if isinstance(pending, Done) else _FaultyPending(result, pending.abandon)
 
 
 @dataclass(frozen=True, slots=True)
 class _FaultyPending:
     result: Callable[[], StepResult]
+    abandon: Callable[[], None]

@@ -29,7 +29,7 @@ from relay.engine.rows import rows_of
 from relay.engine.runner import Batch, Launches, Pending, Runner, StepResult, beside_host, launching
 from relay.engine.sequence import Sequence, SequenceId
 from relay.engine.speculation import Speculation, judge
-from relay.engine.step import Part, Scored, Step, needed
+from relay.engine.step import Abandonable, Part, Scored, Step, UnderWay, needed
 from relay.kv.book import BlockBook
 from relay.ledger.spans import Span
 from relay.messages import FinishReason
@@ -102,6 +102,7 @@ class Engine:
         self._speculation = Speculation(drafter, draft_rows, most_drafts, book, self._block_tokens) if drafter is not None else None
         self._ahead: RowsAhead | None = None
         self._flight: tuple[Step, Pending] | None = None
+        self._prompts: UnderWay | None = None
         self._held: list[Job] = []  # that came while a step was in flight
         self._untold: StepReport | None = None  # the last one, while `computes` has not been called since
         self.flies = False  # whether a step may be begun before the one before it is reported: then `settle` must be the last call
@@ -133,11 +134,16 @@ class Engine:
                 self._tell()
             pending = self._launch(step.batch)
             self._flight = step, pending
+            self.launched(step, pending)
         if self._beside is not None:
             self._tell()
             self._look_ahead(step, self._beside)
         self._flight = None
         result = pending.result()
+        if result.abandoned:
+            self.abandon(step)
+            self._untold = step.report
+            return step.report, True
         step.computed_ns = now_ns()
         self._gain(step, result)
         self._flight = self._follow(step, result)
@@ -145,10 +151,25 @@ class Engine:
         self._untold = step.report
         return step.report, True
 
+    def launched(self, step: Step, pending: Abandonable) -> None:
+        """`step` is being computed: it is abandoned if it is of prompts alone, and all of them are dropped meanwhile."""
+        if not step.report.n_decode_rows:
+            self._prompts = UnderWay([part.sequence.id for part in step.parts], pending)
+            for job in self.arrived():
+                if isinstance(job, Drop):
+                    self._prompts.forgo(job.id)
+
+    def forgo(self, sequence_id: SequenceId) -> None:
+        """From any thread, once its Drop has been submitted: it may be the last one for whom the present step is computed."""
+        prompts = self._prompts
+        if prompts is not None:
+            prompts.forgo(sequence_id)
+
     def settle(self) -> None:
         """Wait for a step in flight, and forget it: nothing writes to the pool any more. Sequences are of no use afterwards."""
         flight, self._flight = self._flight, None
         if flight is not None:
+            flight[1].abandon()
             flight[1].result()
             if self._board is not None:
                 self._board.end()
@@ -279,7 +300,8 @@ class Engine:
         parts = self._alone()
         if parts:
             return parts
-        ready = self._line.ready(min(self._clock.budget_rows(), self._max_chunk_tokens))
+        alone = self._holds_up_nobody()
+        ready = self._line.ready(min(self._clock.budget_rows(alone=alone), self._max_chunk_tokens))
         pauses = self._first == "prefill" and self._running and ready and self._n_pauses < _MOST_PAUSES
         self._n_pauses = self._n_pauses + 1 if pauses else 0
         if not pauses:
@@ -287,7 +309,7 @@ class Engine:
         chunks = plan_chunks(
             (len(sequence.tokens) - sequence.n_computed for sequence in ready),
             len(parts),
-            0 if self._first == "decode" and parts else self._clock.budget_rows(ready[0].n_computed if ready else 0),
+            0 if self._first == "decode" and parts else self._clock.budget_rows(ready[0].n_computed if ready else 0, alone=alone),
             self._runner.tile_rows,
             self._max_chunk_tokens,
         )
@@ -295,6 +317,10 @@ class Engine:
             sequence = ready[index]
             parts.append(Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
         return parts if chunks else self._with_drafts(parts)
+
+    def _holds_up_nobody(self) -> bool:
+        """Whether a long step of prompts would make no gap between the tokens of any stream."""
+        return not self._running and not self._line.goes_on()
 
     def _with_drafts(self, parts: list[Part]) -> list[Part]:
         return parts if self._speculation is None else self._speculation.offer(parts, self._clock, len(self._running))
@@ -308,7 +334,7 @@ class Engine:
         if waiting is None:
             return []
         n_left = len(waiting.tokens) - waiting.n_computed
-        n_rows = min(n_left, self._clock.budget_rows(waiting.n_computed), self._max_chunk_tokens)
+        n_rows = min(n_left, self._clock.budget_rows(waiting.n_computed, alone=self._holds_up_nobody()), self._max_chunk_tokens)
         return [Part(waiting, n_rows, n_rows == n_left)]
 
     def _batch(self, parts: list[Part]) -> tuple[Batch, list[Scored]]:
@@ -335,6 +361,7 @@ class Engine:
         """The batch of `step` is computed: draw conclusions from it into its report."""
         batch, report, started = step.batch, step.report, step.started_ns
         assert batch is not None
+        self._prompts = None
         if step.gains is None:
             step.computed_ns = now_ns()
             self._gain(step, result)
@@ -348,6 +375,14 @@ class Engine:
         self._advance(step, result, started + self._floor_ns(*needed(step, n_rows, n_kv_tokens)))
         self._deliver(step, result)
         report.ended_ns = step.followed_ns or now_ns()
+
+    def abandon(self, step: Step) -> None:
+        """Instead of `end`, where all for whom it was computed have a Drop among the next jobs, and it has ended early."""
+        self._prompts = None
+        if self._board is not None:
+            self._board.end()
+        step.report.n_prefill_tokens = 0
+        step.report.ended_ns = now_ns()
 
     def _gain(self, step: Step, result: StepResult) -> None:
         """The tokens that it drew, to their sequences, up to the first that was not guessed."""

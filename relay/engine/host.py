@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import Protocol
 
-from relay.engine.engine import Engine, Job, Nudge
+from relay.engine.engine import Drop, Engine, Job, Nudge
 from relay.engine.report import StepReport
 from relay.engine.sequence import SequenceId
 from relay.runtime.compute import ComputeThread
@@ -57,8 +57,10 @@ class EngineHost:
             self._thread.submit(Nudge())
 
     def submit(self, job: Job) -> None:
-        """Taken at the next step; wakes an idle engine."""
+        """Taken at the next step; wakes an idle engine. A step that is computed only for what is dropped ends early."""
         self._thread.submit(job)
+        if isinstance(job, Drop):
+            self._engine.forgo(job.id)
 
     @property
     def n_running(self) -> int:

@@ -38,6 +38,10 @@ class Line:
         """Whether nothing of a sequence is left here."""
         return not (self._waiting or self._coming)
 
+    def goes_on(self) -> bool:
+        """Whether clients have tokens of one of them already, and wait for the next."""
+        return any(sequence.n_generated > 0 for sequence in self._waiting.values())
+
     def add(self, sequence: Sequence) -> None:
         self._waiting[sequence.id] = sequence
         if any(_rank(other) > _rank(sequence) for other in self._waiting.values()):

@@ -31,7 +31,7 @@ def native_compute(memory: KVMemory, weights_fd: int, *, threads: int, activatio
         moving = 1e9 * (weight_bytes + kv_token_bytes * n_kv_tokens) / bytes_per_s
         return int(max(moving, row_ns * n_rows))
 
-    return Compute(runner, floor_ns, lambda: None, runner.spec.max_context, draft_rows=_DRAFT_ROWS)
+    return Compute(runner, floor_ns, lambda: None, runner.spec.max_context, draft_rows=_DRAFT_ROWS, abandons=True)
 
 
 def _bandwidth(runner: NativeRunner, threads: int) -> float:

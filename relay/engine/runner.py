@@ -68,7 +68,7 @@ class StepResult:
     checksums: one uint64 [n_layers, n] per push.
 
     `logits`: float32 [R, vocab] copy for tests, when the runner's `keep_logits` is set. `push_ns`: time in which the step did nothing but
-    wait for pushes.
+    wait for pushes. `abandoned`: there is no more to it than that it is over.
     """
 
     ids: list[int]
@@ -76,6 +76,7 @@ class StepResult:
     checksums: list[NDArray[np.uint64]]
     logits: NDArray[np.float32] | None = None
     push_ns: int = 0
+    abandoned: bool = False
 
 
 class Runner(Protocol):
@@ -103,6 +104,10 @@ class Pending(Protocol):
         """Wait for it; once. Raises what `Runner.step` would."""
         ...
 
+    def abandon(self) -> None:
+        """From any thread, at any time: nobody wants the result. A step that can then ends early; blocks may hold anything afterwards."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -112,6 +117,9 @@ class Done:
 
     def result(self) -> StepResult:
         return self.computed
+
+    def abandon(self) -> None:
+        """See `Pending.abandon`."""
 
 
 @runtime_checkable
@@ -138,6 +146,5 @@ def beside_host(runner: Runner) -> Launches | None:
 
 
 def launching(runner: Runner) -> Callable[[Batch], Pending]:
-    """What begins a step, or, where that would not go on beside the host, computes it. Raises as `Runner.step` does."""
-    beside = beside_host(runner)
-    return beside.launch if beside is not None else lambda batch: Done(runner.step(batch))
+    """What begins a step, or, where a runner cannot do that, computes it. Raises as `Runner.step` does."""
+    return runner.launch if isinstance(runner, Launches) else lambda batch: Done(runner.step(batch))

@@ -26,7 +26,7 @@ class Compute:
 
     max_context: tokens of one sequence that it can compute. exact: whether its bits keep the law of exactness (`relay.engine.runner`); all
     do but cuBLAS and torch's attention. alone: no other worker of its device measures meanwhile. draft_rows: a decode step of so many rows
-    takes little longer than one of one row, since it waits for the weights; 0 if that is not so.
+    takes little longer than one of one row, since it waits for the weights; 0 if that is not so. abandons: a step nobody wants ends early.
     """
 
     runner: Runner
@@ -36,6 +36,7 @@ class Compute:
     exact: bool = True
     alone: Callable[[], AbstractContextManager[None]] = nullcontext
     draft_rows: int = 0
+    abandons: bool = False
 
 
 def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board: StepBoard, measured: Measured) -> EngineHost:
@@ -49,10 +50,11 @@ def start_engine(compute: Compute, config: EngineConfig, book: BlockBook, board:
         many_far = measured.value("many_rows_far_ms", lambda: step_ms(runner, MANY_ROWS, far))
     tile_ms = max((many - few) / max(1, MANY_ROWS // runner.tile_rows - 1), 1e-3)
     kv_ms = max(many_far - many, 0.0) / (MANY_ROWS * far) if far else 0.0
+    prefill_ms = max(config.max_prefill_step_ms, config.max_step_ms) if compute.abandons else config.max_step_ms
     engine = Engine(
         runner,
         book,
-        StepClock(runner.tile_rows, config.max_step_ms, tile_ms, max(few - tile_ms, 0.0), kv_ms),
+        StepClock(runner.tile_rows, config.max_step_ms, tile_ms, max(few - tile_ms, 0.0), kv_ms, prefill_ms),
         max_running=config.max_running,
         max_chunk_tokens=config.max_chunk_tokens,
         floor_ns=compute.floor_ns,

@@ -1,10 +1,11 @@
 """One turn of an engine between its two halves: whose rows are computed, which of them draw, and what came of it."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from relay.engine.report import StepReport
 from relay.engine.runner import Batch
-from relay.engine.sequence import Sequence
+from relay.engine.sequence import Sequence, SequenceId
 from relay.messages import FinishReason
 
 
@@ -43,6 +44,25 @@ class Step:
     started_ns: int = 0
     computed_ns: int = 0
     followed_ns: int = 0
+
+
+class Abandonable(Protocol):
+    """A step that is being computed; `relay.engine.runner.Pending` is one."""
+
+    def abandon(self) -> None: ...
+
+
+class UnderWay:
+    """A step of prompts alone, and for whom it is still computed. Both threads may `forgo`."""
+
+    def __init__(self, ids: list[SequenceId], pending: Abandonable) -> None:
+        self._wanted, self._pending = dict.fromkeys(ids), pending
+
+    def forgo(self, sequence_id: SequenceId) -> None:
+        """That one will be dropped. For the last of them the rest of the step is abandoned."""
+        self._wanted.pop(sequence_id, None)
+        if not self._wanted:
+            self._pending.abandon()
 
 
 def needed(step: Step, n_rows: int, n_kv_tokens: int) -> tuple[int, int]:

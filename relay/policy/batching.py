@@ -57,8 +57,18 @@ class StepClock:
     takes less than that alone would.
     """
 
-    def __init__(self, tile_rows: int, max_step_ms: float, tile_ms: float, fixed_ms: float = 0.0, kv_ms: float = 0.0) -> None:
+    def __init__(
+        self,
+        tile_rows: int,
+        max_step_ms: float,
+        tile_ms: float,
+        fixed_ms: float = 0.0,
+        kv_ms: float = 0.0,
+        max_prefill_step_ms: float | None = None,
+    ) -> None:
+        """max_prefill_step_ms: of a step that holds up no stream; None for no difference."""
         self._tile_rows, self._max_step_ms, self._kv_ms = tile_rows, max_step_ms, kv_ms
+        self._max_prefill_step_ms = max_step_ms if max_prefill_step_ms is None else max_prefill_step_ms
         many = self.tiles(2 * FEW_ROWS)
         self._few, self._many = _Anchor(1, fixed_ms + tile_ms), _Anchor(many, fixed_ms + tile_ms * many)
 
@@ -75,12 +85,12 @@ class StepClock:
         fixed_ms, tile_ms = self._line()
         return fixed_ms + tile_ms * self.tiles(n_rows) + self._kv_ms * n_kv_tokens if n_rows else 0.0
 
-    def budget_rows(self, n_before: int = 0) -> int:
-        """Rows behind `n_before` tokens that fit into `max_step_ms`, sixteen and a tile at least."""
+    def budget_rows(self, n_before: int = 0, *, alone: bool = False) -> int:
+        """Rows behind `n_before` tokens that fit into a step, sixteen and a tile at least. alone: it holds up no stream."""
         fixed_ms, tile_ms = self._line()
         # t tiles of r rows cost t (tile + r n kv) + (t r)^2 / 2 kv
         linear, square = tile_ms + self._tile_rows * n_before * self._kv_ms, self._tile_rows**2 * self._kv_ms / 2
-        left_ms = max(self._max_step_ms - fixed_ms, 0.0)
+        left_ms = max((self._max_prefill_step_ms if alone else self._max_step_ms) - fixed_ms, 0.0)
         tiles = int(2 * left_ms / (linear + math.sqrt(linear**2 + 4 * square * left_ms)))
         return max(max(tiles, 1) * self._tile_rows, LEAST_BUDGET_ROWS)
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from relay.simulation.life import Life
 
 
+class _Abandoned(Exception):
+    """Nobody wants the rest of the step."""
+
+
 class SimulatedCompute(Jobs):
     """`relay.engine.host.Compute`."""
 
@@ -35,6 +39,7 @@ class SimulatedCompute(Jobs):
         self._reports: deque[StepReport] = deque()
         self._told = trio.Event()
         self.corrupts = False  # the next piece of a push
+        self._abandoned = False
 
     @property
     def is_idle(self) -> bool:
@@ -56,7 +61,12 @@ class SimulatedCompute(Jobs):
             self._life.reached("step begun")
             busy = step.batch is not None
             if step.batch is not None:
-                self._engine.end(step, await self._compute(step, step.batch))
+                self._abandoned = False
+                self._engine.launched(step, self)
+                try:
+                    self._engine.end(step, await self._compute(step, step.batch))
+                except _Abandoned:
+                    self._engine.abandon(step)
                 self._life.reached("step ended")
             self.steps += 1
             self._reports.append(step.report)
@@ -121,6 +131,12 @@ class SimulatedCompute(Jobs):
     async def _passes(self, seconds: float) -> None:
         await trio.sleep(seconds)
         await self._life.computes()
+        if self._abandoned and self._draw.random() < 0.7:
+            raise _Abandoned
+
+    def abandon(self) -> None:
+        """The step under way, at the next piece or later."""
+        self._abandoned = True
 
     def _check(self, step: Step, first: int, last: int) -> None:
         """The guarded pool's question for each sequence that has rows in here."""

@@ -5,7 +5,7 @@ Edit = tuple[str, str, str]
 _DECODE, _PREFILL, _GATEWAY, _ROUTER = (f"relay.actors.{name}" for name in ("decode", "prefill", "gateway", "router"))
 _OUTBOX, _BOOK = "relay.runtime.token_outbox", "relay.kv.book"
 _NODE, _LOG = "relay.runtime.node", "relay.engine.token_log"
-_ENGINE, _LINE, _ROWS, _SPECULATION = (f"relay.engine.{name}" for name in ("engine", "line", "rows", "speculation"))
+_ENGINE, _LINE, _ROWS, _SPECULATION, _STEP = (f"relay.engine.{name}" for name in ("engine", "line", "rows", "speculation", "step"))
 _LIFE, _COMPUTE, _FAULTS = "relay.simulation.life", "relay.simulation.compute", "relay.simulation.faults"
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
@@ -306,6 +306,16 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     ),
     "the router's word of a death comes without the suspects": (
         (_ROUTER, "                suspect = key[0] in message.suspects\n", "                suspect = False\n"),
+    ),
+    "a step is abandoned that somebody wants yet": ((_STEP, "        if not self._wanted:\n", "        if True:\n"),),
+    "what an abandoned step has not computed is published": (
+        (
+            _ENGINE,
+            "        step.report.n_prefill_tokens = 0\n",
+            "        step.report.n_prefill_tokens = 0\n"
+            "        for part in step.parts:\n            part.sequence.n_computed += part.n_rows\n"
+            "            self._line.publish(part.sequence)\n",
+        ),
     ),
     "a wrong guess is believed": ((_ENGINE, "goes_on and sequence.tokens[-1] == scored.guess and token >= 0", "goes_on and token >= 0"),),
     "KV of wrong guesses counts as computed": (

@@ -44,11 +44,15 @@ class BesideRunner(ModelledRunner):
 
 class _Beside:
     def __init__(self, runner: BesideRunner, batch: Batch) -> None:
-        self._runner, self._batch = runner, batch
+        self._runner, self._batch, self._abandoned = runner, batch, False
 
     def result(self) -> StepResult:
         self._runner.events.append("waited for")
-        return self._runner.step(self._batch)
+        return StepResult([], [], [], abandoned=True) if self._abandoned else self._runner.step(self._batch)
+
+    def abandon(self) -> None:
+        self._runner.events.append("abandoned")
+        self._abandoned = True
 
 
 GREEDY = Sampling(temperature=0.0)
@@ -669,7 +673,7 @@ def test_what_a_step_raises_beside_a_launched_one_is_settled() -> None:
     with pytest.raises(MemoryError):
         worker.step()
     worker.engine.settle()
-    assert worker.runner.events[-2:] == ["launched", "waited for"]
+    assert worker.runner.events[-3:] == ["launched", "abandoned", "waited for"]
 
 
 def test_no_block_is_given_early_where_there_are_not_enough_for_all() -> None:
@@ -719,3 +723,85 @@ def test_who_comes_first_is_as_configured_and_changes_no_token(first: First, row
     while len(worker.finished) < 2:
         worker.step()
     assert worker.got == {running.id: expected(prompt_of(5), 60), waiting.id: expected(prompt_of(300), 4)}
+
+
+def dropping(worker: Worker, *sequences: Sequence) -> None:
+    """While the next step is computed, they are dropped, as by the actor's thread."""
+    worker.engine.arrived = lambda: [Drop(sequence.id) for sequence in sequences]
+
+
+def test_a_step_of_prompts_that_are_all_dropped_meanwhile_is_abandoned() -> None:
+    worker = Worker(runner=BesideRunner)
+    assert isinstance(worker.runner, BesideRunner)
+    one, two = worker.sequence(prompt_of(20), 5), worker.sequence(prompt_of(5), 5)
+    dropping(worker, one, two)
+    report = worker.step(Add(one), Add(two))
+    assert worker.runner.events == ["launched", "abandoned", "waited for"]
+    assert (report.advances, report.n_prefill_tokens) == ([], 0)
+    worker.engine.arrived = list
+    assert worker.step(Drop(one.id), Drop(two.id)).gone == [one, two]
+    assert worker.all_back()
+    assert worker.book.counts().cached == 0  # nothing of them was taken for computed
+    other = worker.sequence(prompt_of(20), 5)
+    worker.step(Add(other))
+    while not worker.finished:
+        worker.step()
+    assert worker.got[other.id] == expected(prompt_of(20), 5)
+
+
+def test_a_step_that_somebody_wants_yet_is_computed_to_its_end() -> None:
+    worker = Worker(runner=BesideRunner)
+    assert isinstance(worker.runner, BesideRunner)
+    one, two = worker.sequence(prompt_of(20), 5), worker.sequence(prompt_of(5), 5)
+    dropping(worker, one)
+    assert [advance.sequence for advance in worker.step(Add(one), Add(two)).advances] == [one, two]
+    dropping(worker, one, two)
+    worker.step()  # they decode: that is a short step
+    assert "abandoned" not in worker.runner.events
+    assert worker.got[two.id] == expected(prompt_of(5), 2)
+
+
+def test_a_drop_from_another_thread_abandons_the_step_that_is_computed_for_it_alone() -> None:
+    worker = Worker(runner=BesideRunner)
+    assert isinstance(worker.runner, BesideRunner)
+    sequence = worker.sequence(prompt_of(20), 5)
+    worker.engine.forgo(sequence.id)  # nothing is under way
+
+    def meanwhile() -> list[Job]:
+        worker.engine.forgo(sequence.id)
+        return []
+
+    worker.engine.arrived = meanwhile
+    assert worker.step(Add(sequence)).advances == []
+    assert "abandoned" in worker.runner.events
+    worker.engine.arrived = list
+    other = worker.sequence(prompt_of(7), 2)
+    worker.step(Drop(sequence.id), Add(other))
+    assert worker.got == {other.id: expected(prompt_of(7), 1)}
+
+
+def test_settling_does_not_wait_for_a_whole_step() -> None:
+    worker = Worker(runner=BesideRunner, flies=True)
+    assert isinstance(worker.runner, BesideRunner)
+    worker.step(Add(worker.sequence(prompt_of(5), 9)))
+    worker.step()
+    worker.engine.settle()
+    assert worker.runner.events[-3:] == ["launched", "abandoned", "waited for"]
+
+
+def test_prompts_are_computed_in_long_steps_where_no_stream_waits_meanwhile() -> None:
+    worker = Worker(n_blocks=200)
+    worker.engine._clock.budget_rows = lambda n_before=0, *, alone=False: 320 if alone else 32  # type: ignore[method-assign]
+    worker.step(Add(worker.sequence(prompt_of(300), 4)))
+    assert [len(got) for got in worker.got.values()] == [1]
+    beside = worker.sequence(prompt_of(300, 1), 4)
+    assert worker.step(Add(beside)).n_prefill_tokens == 31  # the first one decodes
+    while not worker.finished:
+        worker.step()
+    assert worker.step().n_prefill_tokens > 31
+    recovering = worker.sequence(prompt_of(300, 2), 4)
+    recovering.n_prompt = 290  # another worker gave ten tokens of it
+    other = worker.sequence(prompt_of(300, 3), 1)
+    while beside.id not in worker.finished:
+        worker.step()
+    assert worker.step(Add(recovering), Add(other)).n_prefill_tokens == 32

@@ -301,3 +301,29 @@ def test_no_thread_is_idle_while_there_is_work(small_fd: int, threads: int) -> N
     assert len(counters) == threads
     assert all(one.chunks > 0 for one in counters)
     pool.runner.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_abandoned_step_ends_early_and_leaves_nothing_behind(small_fd: int, threads: int) -> None:
+    pool = NativePool(small_fd, SMALL8, 8, np.random.default_rng(1), threads=threads)
+    tokens = random_tokens(SMALL8, np.random.default_rng(2), [100])[0]
+    rows, table = np.arange(100, dtype=np.int32), np.array([pool.allocate(100)], np.int32)
+    some = Batch(tokens, rows, np.zeros(100, np.int32), table, rows[-1:], (GREEDY,))
+
+    def n_chunks() -> int:
+        return sum(counters.chunks for counters in pool.runner.counters())
+
+    whole = pool.runner.step(some)
+    n_whole = n_chunks()
+    pending = pool.runner.launch(some)
+    pending.abandon()
+    result = pending.result()
+    assert result.abandoned
+    assert (result.ids, result.logprobs, result.checksums) == ([], [], [])
+    if threads == 1:
+        assert n_chunks() - n_whole < n_whole / 10  # nothing had begun: the first phase, and no other
+    again = pool.runner.launch(some).result()
+    assert not again.abandoned
+    assert again.ids == whole.ids
+    assert np.array_equal(again.logits, whole.logits)
+    pool.runner.close()

@@ -95,7 +95,7 @@ class Worker:
 
     def set_pace(self, budget_rows: int, max_chunk: int) -> None:
         """Another chunking from now on."""
-        self.clock.budget_rows = lambda n_before=0: budget_rows  # type: ignore[method-assign]
+        self.clock.budget_rows = lambda n_before=0, *, alone=False: budget_rows  # type: ignore[method-assign]
         self.engine._max_chunk_tokens = max_chunk
 
     def _on_logits(self, sequence: Sequence, position: int, logits: Any) -> None:

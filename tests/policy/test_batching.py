@@ -35,6 +35,12 @@ def test_the_clock_sizes_steps_by_what_tiles_cost() -> None:
     assert StepClock(16, 50.0, 400.0).budget_rows() == 16
 
 
+def test_a_step_that_holds_up_no_stream_may_be_longer() -> None:
+    clock = StepClock(16, 50.0, 10.0, max_prefill_step_ms=300.0)
+    assert (clock.budget_rows(), clock.budget_rows(alone=True)) == (80, 480)
+    assert StepClock(16, 50.0, 10.0).budget_rows(alone=True) == 80
+
+
 def test_what_a_step_costs_whatever_its_rows_is_learnt_apart() -> None:
     """Decode waits for the weights: 4 ms for one row, and 0.5 ms for each of many."""
     clock = StepClock(1, 50.0, 1.0, 1.0)

@@ -88,6 +88,9 @@ class PendingStep:
             logits = np.concatenate([part.numpy() for part in self._kept]) if self._kept else np.empty((0, self._vocab_size), np.float32)
         return StepResult(self._ids, self._logprobs, checksums, logits, push_ns)
 
+    def abandon(self) -> None:
+        """See `Pending.abandon`: what a device has been given it computes."""
+
 
 class CudaRunner:
     """A `Runner` that `Launches`. The pool is its worker's; weights may be shared by runners of one process."""

@@ -146,6 +146,8 @@ class NativeRunner:
     def _finish(self, launched: "_Prepared") -> StepResult:
         self._decoder.finish()
         self._token_arrays.end_step()
+        if launched.step.abandoned:
+            return StepResult([], [], [], abandoned=True)
         return StepResult(
             ids=launched.draws.ids(),
             logprobs=launched.draws.logprobs(),
@@ -230,6 +232,10 @@ class _Prepared(NamedTuple):
     def result(self) -> StepResult:
         """See `Pending.result`."""
         return self.runner._finish(self)
+
+    def abandon(self) -> None:
+        """See `Pending.abandon`: what has begun of the layer is finished."""
+        self.step.abandoned = 1
 
 
 def _indices(values: NDArray[np.int32]) -> NDArray[np.int32]:
