@@ -109,6 +109,7 @@ class DecodeActor:
         self._tombstones = Tombstones()
         self._running: dict[SequenceId, Entry] = {}
         self._logs = TokenLogs(grace_s)
+        self._logged = trio.Event()  # there are some
         self._gateways: dict[Address, None] = {}
         self._draining = False
         self._changed = trio.Event()  # what a drain waits for may be there
@@ -251,7 +252,10 @@ class DecodeActor:
                 Declined(request_id=key[0], attempt=key[1], decode=self._context.address, n_free_blocks=self._book.n_free()),
             )
             return
-        log = self._logs.open(admit) if admit.resumable is not None else None
+        log = None
+        if admit.resumable is not None:
+            log = self._logs.open(admit)
+            self._logged.set()
         entry = Entry(message, message.router, message.prefill, shared + leased, len(shared), keys, admit.gateway, log)
         self._entries[key] = entry
         self._attempts[admit.request_id] = admit.attempt
@@ -537,12 +541,15 @@ class DecodeActor:
     async def _expire(self) -> None:
         """A resumable attempt that nobody took over in its grace time has nobody left."""
         while True:
+            await self._logged.wait()
             await self._context.sleep(0.25)
             for key in self._logs.expired():
                 entry = self._entries.get(key)
                 if entry is not None:
                     self._cancel(entry)
                 self._wake_drain()
+            if len(self._logs) == 0:
+                self._logged = trio.Event()
 
     def _leave(self, router: Address, key: Key, n_generated: int, *, finished: bool) -> None:
         self._context.post(

@@ -67,6 +67,9 @@ class TokenLogs:
         self._grace_ns = int(grace_s * 1e9)
         self._logs: OrderedDict[Key, TokenLog] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._logs)
+
     def open(self, admit: Admit) -> TokenLog:
         """Of an attempt that is resumable."""
         assert admit.resumable is not None
