@@ -300,8 +300,7 @@ class Engine:
         parts = self._alone()
         if parts:
             return parts
-        alone = self._holds_up_nobody()
-        ready = self._line.ready(min(self._clock.budget_rows(alone=alone), self._max_chunk_tokens))
+        ready = self._line.ready(min(self._clock.budget_rows(), self._max_chunk_tokens))
         pauses = self._first == "prefill" and self._running and ready and self._n_pauses < _MOST_PAUSES
         self._n_pauses = self._n_pauses + 1 if pauses else 0
         if not pauses:
@@ -309,7 +308,7 @@ class Engine:
         chunks = plan_chunks(
             (len(sequence.tokens) - sequence.n_computed for sequence in ready),
             len(parts),
-            0 if self._first == "decode" and parts else self._clock.budget_rows(ready[0].n_computed if ready else 0, alone=alone),
+            0 if self._first == "decode" and parts else self._budget_rows(ready),
             self._runner.tile_rows,
             self._max_chunk_tokens,
         )
@@ -318,9 +317,15 @@ class Engine:
             parts.append(Part(sequence, n_tokens, sequence.n_computed + n_tokens == len(sequence.tokens)))
         return parts if chunks else self._with_drafts(parts)
 
-    def _holds_up_nobody(self) -> bool:
-        """Whether a long step of prompts would make no gap between the tokens of any stream."""
-        return not self._running and not self._line.goes_on()
+    def _budget_rows(self, ready: list[Sequence]) -> int:
+        """A long step is for the first prompt only: others in it would gain little, and have the first wait for them."""
+        if not ready:
+            return 0
+        n_left, n_before = len(ready[0].tokens) - ready[0].n_computed, ready[0].n_computed
+        usual = self._clock.budget_rows(n_before)
+        if n_left <= usual or self._running or self._line.goes_on():  # a stream would wait for the next token meanwhile
+            return usual
+        return max(usual, min(self._clock.budget_rows(n_before, alone=True), self._clock.tiles(n_left) * self._runner.tile_rows))
 
     def _with_drafts(self, parts: list[Part]) -> list[Part]:
         return parts if self._speculation is None else self._speculation.offer(parts, self._clock, len(self._running))
@@ -334,7 +339,7 @@ class Engine:
         if waiting is None:
             return []
         n_left = len(waiting.tokens) - waiting.n_computed
-        n_rows = min(n_left, self._clock.budget_rows(waiting.n_computed, alone=self._holds_up_nobody()), self._max_chunk_tokens)
+        n_rows = min(n_left, self._budget_rows([waiting]), self._max_chunk_tokens)
         return [Part(waiting, n_rows, n_rows == n_left)]
 
     def _batch(self, parts: list[Part]) -> tuple[Batch, list[Scored]]:

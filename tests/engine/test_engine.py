@@ -799,9 +799,15 @@ def test_prompts_are_computed_in_long_steps_where_no_stream_waits_meanwhile() ->
     while not worker.finished:
         worker.step()
     assert worker.step().n_prefill_tokens > 31
+    three = [worker.sequence(prompt_of(n, n), 1) for n in (100, 20, 200)]
+    while beside.id not in worker.finished:
+        worker.step()
+    report = worker.step(*(Add(sequence) for sequence in three))
+    assert ([advance.sequence for advance in report.advances], report.n_prefill_tokens) == (three[:1], 100)  # each its own
+    report = worker.step()
+    assert ([advance.sequence for advance in report.advances], report.n_prefill_tokens) == (three[1:2], 32)  # or what is usual
     recovering = worker.sequence(prompt_of(300, 2), 4)
     recovering.n_prompt = 290  # another worker gave ten tokens of it
     other = worker.sequence(prompt_of(300, 3), 1)
-    while beside.id not in worker.finished:
-        worker.step()
+    worker.step()
     assert worker.step(Add(recovering), Add(other)).n_prefill_tokens == 32
