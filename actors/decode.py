@@ -57,6 +57,8 @@ from relay.runtime.token_outbox import Rows, TokenOutbox, with_trail
 
 _RESUMED = "another gateway resumed this stream"
 _DRAINED = "the decode worker is being drained"
+_READERS_COME_WITHIN_S = 5.0
+_GATEWAY_COMES_WITHIN_S = 1.5
 
 
 @dataclass(slots=True)
@@ -111,6 +113,7 @@ class DecodeActor:
         self._logs = TokenLogs(grace_s)
         self._logged = trio.Event()  # there are some
         self._gateways: dict[Address, None] = {}
+        self._gateway_died_s = -math.inf
         self._draining = False
         self._changed = trio.Event()  # what a drain waits for may be there
         host.subscribe(self._on_report)
@@ -126,23 +129,26 @@ class DecodeActor:
                 self._on(message)  # type: ignore[arg-type]
             nursery.cancel_scope.cancel()
 
-    async def drain(self, patience_s: float = 0.0) -> None:
+    async def drain(self, within_s: float) -> None:
         """Take nothing more, and give what runs to others, where each goes on with its next token. Return when nothing is left.
 
-        patience_s: how long resumable streams without a reader are kept for one, if there is a gateway that may bring him.
+        A resumable stream whose reader has gone is kept for the next one, if there is a gateway that may bring him or one has just died:
+        for some seconds, within those that are left.
         """
         self._draining = True
         if self._router is not None:
             self._context.post(self._router, Withdrawn(address=self._context.address))
-        give_up_s = trio.current_time() + patience_s
+        give_up_s = trio.current_time() + min(within_s, _READERS_COME_WITHIN_S)
         while True:
-            waits = trio.current_time() < give_up_s and self._logs.unread() and any(map(self._context.is_alive, self._gateways))
+            is_served = any(map(self._context.is_alive, self._gateways))
+            until_s = give_up_s if is_served else min(give_up_s, self._gateway_died_s + _GATEWAY_COMES_WITHIN_S)
+            waits = trio.current_time() < until_s and self._logs.unread()
             for entry in list(self._entries.values()):
                 if not waits or entry.gateway is not None:
                     self._hand_on(entry)
             if not waits and not self._entries:
                 return
-            with trio.move_on_at(give_up_s if waits else math.inf):
+            with trio.move_on_at(until_s if waits else math.inf):
                 await self._changed.wait()
 
     def _hand_on(self, entry: Entry) -> None:
@@ -166,6 +172,7 @@ class DecodeActor:
                 elif message.address.actor.startswith("gateway/"):
                     self._gateways[message.address] = None
                     self._context.monitor(message.address)
+                    self._wake_drain()
             case Expect():
                 self._on_expect(message)
             case Prefilled():
@@ -426,7 +433,9 @@ class DecodeActor:
                     )
                 self._drop(entry)
         self._outbox.forget(address)
-        self._gateways.pop(address, None)
+        if address in self._gateways:
+            del self._gateways[address]
+            self._gateway_died_s = trio.current_time()
         self._wake_drain()
 
     def _on_report(self, report: StepReport) -> None:

@@ -351,6 +351,12 @@ def _refuse_unknown(raw: Any, kind: Any, where: str, path: str) -> None:
 def _check(config: Config, where: str) -> None:
     """What types cannot say."""
     split_bind(config.gateway.bind, where)
+    runtime = config.runtime
+    if runtime.silent_s < 2 * runtime.heartbeat_s:
+        raise ConfigError(
+            f"{where}: a worker that is healthy would be killed: runtime.silent_s is {runtime.silent_s:g}; expected two of "
+            f"runtime.heartbeat_s ({runtime.heartbeat_s:g}) at least"
+        )
     if config.auth.open_routes and config.auth.keys_file is None:
         raise ConfigError(f"{where}: auth.open_routes has no meaning without auth.keys_file; leave it out, or name a key file")
     names = [worker.name for worker in config.workers]

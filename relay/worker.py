@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from relay.kv.memory import KVMemory
     from relay.kv.pools import Map
 
-_UNREAD_WAIT = 0.7  # of runtime.drain_s: so long a drain keeps resumable streams for clients whose gateway has died
+_READERS_SHARE = 0.5  # of runtime.drain_s: so long, at most, a drain keeps resumable streams for readers that may come back
 _WRITTEN_WITHIN_S = 0.5  # answers on their way to clients, when a gateway ends
 _POPULATE_BYTES, _POPULATE_EVERY_S = 2 << 20, 0.005
 _TASK = msgspec.msgpack.Decoder(Task)
@@ -236,10 +236,11 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
 
     async def on_drain() -> None:
         """What decodes here goes on elsewhere, what is being prefilled is finished."""
-        if decode is not None:
-            await decode.drain(task.config.runtime.drain_s * _UNREAD_WAIT)
-        if prefill is not None:
-            await prefill.drain()
+        async with trio.open_nursery() as nursery:
+            if decode is not None:
+                nursery.start_soon(decode.drain, task.config.runtime.drain_s * _READERS_SHARE)
+            if prefill is not None:
+                nursery.start_soon(prefill.drain)
 
     structlog.get_logger().info(
         "engine loaded", epoch=epoch, actors=list(actors), blocks=task.layout.n_blocks, threads=task.threads, took_ms=laps.ms

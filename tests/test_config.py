@@ -54,6 +54,7 @@ def test_every_config_of_the_repository_loads(path: Path) -> None:
         (GOOD.replace("[decode]", "[decode, decode]"), "names a role twice"),
         (GOOD + "gateway: {bind: nowhere}", "expected HOST:PORT"),
         (GOOD + "gateway: {workers: 0}", "gateway.workers"),
+        (GOOD + "runtime: {silent_s: 0.5}", "runtime.silent_s is 0.5; expected two of runtime.heartbeat_s (0.5) at least"),
         (GOOD + "engine: {max_step_ms: fast}", "engine.max_step_ms"),
         ("model: {source: a, name: b}\nworkers: []", "workers"),
         ("workers:\n  - {name: a, roles: [prefill, decode]}", "model"),

@@ -103,6 +103,7 @@ class Engine:
         self._ahead: RowsAhead | None = None
         self._flight: tuple[Step, Pending] | None = None
         self._prompts: UnderWay | None = None
+        self._joining = False  # a prompt has just been computed that will come back to decode here
         self._held: list[Job] = []  # that came while a step was in flight
         self._untold: StepReport | None = None  # the last one, while `computes` has not been called since
         self.flies = False  # whether a step may be begun before the one before it is reported: then `settle` must be the last call
@@ -321,11 +322,12 @@ class Engine:
         """A long step is for the first prompt only: others in it would gain little, and have the first wait for them."""
         if not ready:
             return 0
-        n_left, n_before = len(ready[0].tokens) - ready[0].n_computed, ready[0].n_computed
-        usual = self._clock.budget_rows(n_before)
-        if n_left <= usual or self._running or self._line.goes_on():  # a stream would wait for the next token meanwhile
-            return usual
-        return max(usual, min(self._clock.budget_rows(n_before, alone=True), self._clock.tiles(n_left) * self._runner.tile_rows))
+        first, joining, self._joining = ready[0], self._joining, False
+        n_left = len(first.tokens) - first.n_computed
+        usual = self._clock.budget_rows(first.n_computed)
+        if n_left <= usual or self._running or joining or self._line.goes_on_beside(first):
+            return usual  # a stream would wait for its next token meanwhile
+        return max(usual, min(self._clock.budget_rows(first.n_computed, alone=True), self._clock.tiles(n_left) * self._runner.tile_rows))
 
     def _with_drafts(self, parts: list[Part]) -> list[Part]:
         return parts if self._speculation is None else self._speculation.offer(parts, self._clock, len(self._running))
@@ -382,7 +384,7 @@ class Engine:
         report.ended_ns = step.followed_ns or now_ns()
 
     def abandon(self, step: Step) -> None:
-        """Instead of `end`, where all for whom it was computed have a Drop among the next jobs, and it has ended early."""
+        """Instead of `end`, where all for whom it was computed have a Drop among the next jobs: nothing of it counts."""
         self._prompts = None
         if self._board is not None:
             self._board.end()
@@ -472,6 +474,7 @@ class Engine:
         sequence.trail = list(advance.trail) if sequence.side == "prefill" else []
         was_waiting = self._line.remove(sequence.id) is not None
         if sequence.side == "prefill":
+            self._joining = sequence.borrowed and advance.finish is None
             return
         if advance.finish is not None:
             self._running.pop(sequence.id, None)

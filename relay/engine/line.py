@@ -38,9 +38,9 @@ class Line:
         """Whether nothing of a sequence is left here."""
         return not (self._waiting or self._coming)
 
-    def goes_on(self) -> bool:
-        """Whether clients have tokens of one of them already, and wait for the next."""
-        return any(sequence.n_generated > 0 for sequence in self._waiting.values())
+    def goes_on_beside(self, one: Sequence) -> bool:
+        """Whether clients have tokens of another one already, and wait for the next."""
+        return any(sequence.n_generated > 0 and sequence is not one for sequence in self._waiting.values())
 
     def add(self, sequence: Sequence) -> None:
         self._waiting[sequence.id] = sequence

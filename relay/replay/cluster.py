@@ -53,7 +53,7 @@ class Worker:
         engine = Engine(
             runner,
             self.book,
-            StepClock(1, config.max_step_ms, cost.row_ms, cost.fixed_ms, cost.pair_ms, config.max_prefill_step_ms),
+            StepClock(1, config.max_step_ms, cost.row_ms, cost.fixed_ms, cost.pair_ms),
             max_running=config.max_running,
             max_chunk_tokens=config.max_chunk_tokens,
             floor_ns=lambda n_rows, n_kv_tokens: 0,

@@ -178,17 +178,14 @@ class Life:
     async def drain(self) -> None:
         """What `relay.worker` does when it is told to drain; then the process ends by itself, and everything it said arrives."""
         self.draining = True
-        patience_s = self.world.scenario.pace.drain_s
+        async with trio.open_nursery() as nursery:
+            for actor in self.actors.values():
+                if isinstance(actor, DecodeActor):
+                    nursery.start_soon(self._drain_decode, actor)
+                elif isinstance(actor, PrefillActor):
+                    nursery.start_soon(actor.drain)
         for actor in self.actors.values():
-            if isinstance(actor, DecodeActor):
-                began_s = trio.current_time()
-                await actor.drain(patience_s)
-                if trio.current_time() < began_s + patience_s:
-                    self.world.watch.readers.drained(self, actor._context.address)
-        for actor in self.actors.values():
-            if isinstance(actor, PrefillActor):
-                await actor.drain()
-            elif isinstance(actor, GatewayActor):
+            if isinstance(actor, GatewayActor):
                 with trio.move_on_after(self.world.scenario.pace.drain_s):
                     while actor.n_flights:
                         await trio.sleep(0.01)
@@ -198,6 +195,12 @@ class Life:
                     await trio.sleep(0.01)
         await self.runs()
         self.die("drained", drained=True)
+
+    async def _drain_decode(self, actor: DecodeActor) -> None:
+        began_s, within_s = trio.current_time(), self.world.scenario.pace.drain_s
+        await actor.drain(within_s)
+        if trio.current_time() < began_s + within_s:
+            self.world.watch.readers.drained(self, actor._context.address)
 
     def reached(self, point: str) -> None:
         """A place where the plan may want something to happen."""

@@ -172,7 +172,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         (_DECODE, "(self._context.address,), drained=True)\n            self._cancel", "drained=True)\n            self._cancel"),
         (_DECODE, "reason=_DRAINED, dead=(self._context.address,), drained=True", "reason=_DRAINED, drained=True"),
     ),
-    "a drain waits for no reader": ((_DECODE, "trio.current_time() < give_up_s and self._logs.unread()", "False"),),
+    "a drain waits for no reader": ((_DECODE, "trio.current_time() < until_s and self._logs.unread()", "False"),),
     "a drain counts as a failure": ((_GATEWAY, "        flight.failures += not drained\n", "        flight.failures += 1\n"),),
     "a displaced attempt is not tried again": (
         (

@@ -245,6 +245,8 @@ def test_a_drain_waits_for_whoever_comes_back_to_a_resumable_stream(server: Runn
     reader.leave()
     before = pid_of(server, "decode-0")
     assert server.http.post("/admin/workers/decode-0/drain").status_code == 202
+    assert Reader(f"{server.url}/v1/completions", body=BODY).join().done  # that takes a while, and the drained worker takes nothing
+    assert pid_of(server, "decode-0") == before
     rest = Reader(f"{server.url}/v1/requests/while-drained/stream", method="GET", headers={"Last-Event-ID": reader.last_id}).join()
     assert rest.done, rest.error
     assert reader.text + rest.text == whole.text

@@ -810,4 +810,17 @@ def test_prompts_are_computed_in_long_steps_where_no_stream_waits_meanwhile() ->
     recovering.n_prompt = 290  # another worker gave ten tokens of it
     other = worker.sequence(prompt_of(300, 3), 1)
     worker.step()
-    assert worker.step(Add(recovering), Add(other)).n_prefill_tokens == 32
+    assert worker.step(Add(other), Add(recovering)).n_prefill_tokens == 300  # it is the first, and nobody else waits for a token
+
+
+def test_a_prompt_that_comes_back_to_decode_here_does_not_wait_behind_a_long_step() -> None:
+    worker = Worker(n_blocks=200)
+    worker.engine._clock.budget_rows = lambda n_before=0, *, alone=False: 320 if alone else 32  # type: ignore[method-assign]
+    lease = worker.book.lease(2)
+    assert lease is not None
+    first = worker.sequence(prompt_of(30), 4, side="prefill", lazy=True)
+    first.blocks, first.borrowed = lease, True
+    other = worker.sequence(prompt_of(300, 1), 4)
+    assert worker.step(Add(first), Add(other)).advances[0].sequence is first
+    assert worker.step().n_prefill_tokens == 32
+    assert worker.step().n_prefill_tokens > 200  # it has not come

@@ -53,7 +53,7 @@ int main(int, char** arguments) {
             pool.finish();
             int n_whole = 0;
             while (n_whole < n_phases && job.written[static_cast<size_t>(n_whole)][0] != 0) n_whole++;
-            const bool is_right = from_outside ? n_whole > 0 : n_whole == (job.abandons_in < 0 ? n_phases : job.abandons_in + 1);
+            const bool is_right = from_outside ? (n_threads > 1 ? n_whole > 0 : n_whole == 1) : n_whole == (job.abandons_in < 0 ? n_phases : job.abandons_in + 1);
             for (int p = 0; p < n_phases; p++)
                 for (const int value : job.written[static_cast<size_t>(p)])
                     if (value != (p < n_whole ? 1 : 0) || !is_right) {
