@@ -112,7 +112,7 @@ class DecodeActor:
         self._running: dict[SequenceId, Entry] = {}
         self._logs = TokenLogs(grace_s)
         self._logged = trio.Event()  # there are some
-        self._gateways: dict[Address, None] = {}
+        self._gateways: dict[Address, None] = {}  # that are up, as far as we were told
         self._gateway_died_s = -math.inf
         self._draining = False
         self._changed = trio.Event()  # what a drain waits for may be there
@@ -140,8 +140,7 @@ class DecodeActor:
             self._context.post(self._router, Withdrawn(address=self._context.address))
         give_up_s = trio.current_time() + min(within_s, _READERS_COME_WITHIN_S)
         while True:
-            is_served = any(map(self._context.is_alive, self._gateways))
-            until_s = give_up_s if is_served else min(give_up_s, self._gateway_died_s + _GATEWAY_COMES_WITHIN_S)
+            until_s = give_up_s if self._gateways else min(give_up_s, self._gateway_died_s + _GATEWAY_COMES_WITHIN_S)
             waits = trio.current_time() < until_s and self._logs.unread()
             for entry in list(self._entries.values()):
                 if not waits or entry.gateway is not None:

@@ -7,6 +7,8 @@ runner. Where that computes beside the host, the rows of the next step are made 
 nothing else is there to do, the next one is what it would be in any case: it is begun with the tokens of this one, before those are
 reported (`_follow`). Jobs that come then are taken when it is over, as if they had come a moment later.
 
+A step of prompts alone whose sequences are all dropped while it is computed is abandoned, where the runner can do that (`forgo`).
+
 Sequences that wait, and how they come by blocks, are in `relay.engine.line`; what a decode step guesses, in `relay.engine.speculation`. Out
 of blocks, the last decode sequence in order of priority and age is preempted: its blocks go back at once, and it waits in front of all
 prompts to be computed again from its tokens.
@@ -26,10 +28,10 @@ from relay.engine.drafter import Drafter
 from relay.engine.line import Line
 from relay.engine.report import Advance, StepReport
 from relay.engine.rows import rows_of
-from relay.engine.runner import Batch, Launches, Pending, Runner, StepResult, beside_host, launching
+from relay.engine.runner import Abandonable, Batch, Launches, Pending, Runner, StepResult, beside_host, launching
 from relay.engine.sequence import Sequence, SequenceId
 from relay.engine.speculation import Speculation, judge
-from relay.engine.step import Abandonable, Part, Scored, Step, UnderWay, needed
+from relay.engine.step import Part, Scored, Step, UnderWay, needed
 from relay.kv.book import BlockBook
 from relay.ledger.spans import Span
 from relay.messages import FinishReason
@@ -103,7 +105,7 @@ class Engine:
         self._ahead: RowsAhead | None = None
         self._flight: tuple[Step, Pending] | None = None
         self._prompts: UnderWay | None = None
-        self._joining = False  # a prompt has just been computed that will come back to decode here
+        self._joining = False  # the last step has computed a prompt that will come back to decode here
         self._held: list[Job] = []  # that came while a step was in flight
         self._untold: StepReport | None = None  # the last one, while `computes` has not been called since
         self.flies = False  # whether a step may be begun before the one before it is reported: then `settle` must be the last call
@@ -322,10 +324,10 @@ class Engine:
         """A long step is for the first prompt only: others in it would gain little, and have the first wait for them."""
         if not ready:
             return 0
-        first, joining, self._joining = ready[0], self._joining, False
+        first = ready[0]
         n_left = len(first.tokens) - first.n_computed
         usual = self._clock.budget_rows(first.n_computed)
-        if n_left <= usual or self._running or joining or self._line.goes_on_beside(first):
+        if n_left <= usual or self._running or self._joining or self._line.goes_on_beside(first):
             return usual  # a stream would wait for its next token meanwhile
         return max(usual, min(self._clock.budget_rows(first.n_computed, alone=True), self._clock.tiles(n_left) * self._runner.tile_rows))
 
@@ -380,6 +382,7 @@ class Engine:
         self._clock.ran(n_rows, n_kv_tokens, (computed - started) / 1e6)
         report.push_ns = result.push_ns
         self._advance(step, result, started + self._floor_ns(*needed(step, n_rows, n_kv_tokens)))
+        self._joining = False
         self._deliver(step, result)
         report.ended_ns = step.followed_ns or now_ns()
 
@@ -474,7 +477,7 @@ class Engine:
         sequence.trail = list(advance.trail) if sequence.side == "prefill" else []
         was_waiting = self._line.remove(sequence.id) is not None
         if sequence.side == "prefill":
-            self._joining = sequence.borrowed and advance.finish is None
+            self._joining |= sequence.borrowed and advance.finish is None
             return
         if advance.finish is not None:
             self._running.pop(sequence.id, None)

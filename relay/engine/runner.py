@@ -97,15 +97,19 @@ class Runner(Protocol):
         ...
 
 
-class Pending(Protocol):
+class Abandonable(Protocol):
+    """A step that is being computed."""
+
+    def abandon(self) -> None:
+        """From any thread, at any time: nobody wants the result. A step that can then ends early; blocks may hold anything afterwards."""
+        ...
+
+
+class Pending(Abandonable, Protocol):
     """A step under way."""
 
     def result(self) -> StepResult:
         """Wait for it; once. Raises what `Runner.step` would."""
-        ...
-
-    def abandon(self) -> None:
-        """From any thread, at any time: nobody wants the result. A step that can then ends early; blocks may hold anything afterwards."""
         ...
 
 
@@ -119,7 +123,7 @@ class Done:
         return self.computed
 
     def abandon(self) -> None:
-        """See `Pending.abandon`."""
+        """See `Abandonable.abandon`."""
 
 
 @runtime_checkable

@@ -1,10 +1,9 @@
 """One turn of an engine between its two halves: whose rows are computed, which of them draw, and what came of it."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from relay.engine.report import StepReport
-from relay.engine.runner import Batch
+from relay.engine.runner import Abandonable, Batch
 from relay.engine.sequence import Sequence, SequenceId
 from relay.messages import FinishReason
 
@@ -44,12 +43,6 @@ class Step:
     started_ns: int = 0
     computed_ns: int = 0
     followed_ns: int = 0
-
-
-class Abandonable(Protocol):
-    """A step that is being computed; `relay.engine.runner.Pending` is one."""
-
-    def abandon(self) -> None: ...
 
 
 class UnderWay:

@@ -43,7 +43,7 @@ class TokenLog:
     def orphaned(self) -> None:
         """Nobody reads it from now on."""
         self.unread = True
-        self.orphan_since_ns = self.orphan_since_ns or now_ns()
+        self._rests()
 
     def adopted(self) -> None:
         self.unread = False
@@ -52,6 +52,9 @@ class TokenLog:
     def end(self) -> None:
         """Nothing comes to it any more, however its attempt ended."""
         self.over = True
+        self._rests()
+
+    def _rests(self) -> None:
         self.orphan_since_ns = self.orphan_since_ns or now_ns()
 
 

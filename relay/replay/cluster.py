@@ -53,6 +53,7 @@ class Worker:
         engine = Engine(
             runner,
             self.book,
+            # as its figures were taken: no longer steps for prompts alone, since no step is abandoned here
             StepClock(1, config.max_step_ms, cost.row_ms, cost.fixed_ms, cost.pair_ms),
             max_running=config.max_running,
             max_chunk_tokens=config.max_chunk_tokens,

@@ -277,7 +277,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         (_DECODE, "        elif entry.log is None or message.gateway in (None, entry.gateway):", "        else:"),
     ),
     "logs of displaced attempts are kept for ever": (
-        (_LOG, "        self.over = True\n        self.orphan_since_ns = self.orphan_since_ns or now_ns()\n", "        self.over = True\n"),
+        (_LOG, "        self.over = True\n        self._rests()\n", "        self.over = True\n"),
     ),
     "a resumed stream begins at its next token": (
         (_DECODE, "            self._outbox.send({message.gateway: [(log.row(key), ())]})\n", "            pass\n"),

@@ -172,6 +172,16 @@ def gateway_of(server: RunningServer, request_id: str) -> str:
     return match[1]
 
 
+def leave(server: RunningServer, reader: Reader, gone: str) -> None:
+    """Its connection is over: the client closes it, or every gateway is killed."""
+    if gone == "client":
+        reader.leave()
+    else:
+        for pid in [row["pid"] for row in processes(server) if row["worker"].startswith("gateway")]:
+            os.kill(pid, signal.SIGKILL)
+        reader.join()
+
+
 @pytest.mark.parametrize("gone", ["client", "gateways"])
 @pytest.mark.parametrize("more", [{}, {"n": 2, "temperature": 0.8, "seed": 3, "stop": ["zzzz"], "logprobs": 1}], ids=["plain", "rich"])
 def test_a_resumable_stream_goes_on_where_its_client_stopped_reading(
@@ -184,12 +194,7 @@ def test_a_resumable_stream_goes_on_where_its_client_stopped_reading(
         f"{server.url}/v1/completions", headers={"X-Relay-Resume": "true", "X-Request-ID": f"mine-{gone}-{len(more)}"}, body=body
     )
     until(lambda: reader.n_events >= 6, 60)
-    if gone == "client":
-        reader.leave()
-    else:
-        for pid in [row["pid"] for row in processes(server) if row["worker"].startswith("gateway")]:
-            os.kill(pid, signal.SIGKILL)
-        reader.join()
+    leave(server, reader, gone)
     assert not reader.done
     assert re.fullmatch(r"0\.\d+(;1\.\d+)?", reader.last_id)
 
@@ -237,17 +242,19 @@ def test_a_position_that_no_event_of_the_stream_had_is_refused(server: RunningSe
     assert rest.done
 
 
-def test_a_drain_waits_for_whoever_comes_back_to_a_resumable_stream(server: RunningServer) -> None:
+@pytest.mark.parametrize("gone", ["client", "gateways"])
+def test_a_drain_waits_for_whoever_comes_back_to_a_resumable_stream(server: RunningServer, gone: str) -> None:
     body = {**BODY, "max_tokens": 300}
     whole = Reader(f"{server.url}/v1/completions", body=body).join()
-    reader = Reader(f"{server.url}/v1/completions", headers={"X-Relay-Resume": "true", "X-Request-ID": "while-drained"}, body=body)
+    reader = Reader(f"{server.url}/v1/completions", headers={"X-Relay-Resume": "true", "X-Request-ID": f"drained-{gone}"}, body=body)
     until(lambda: reader.n_events >= 6, 60)
-    reader.leave()
+    leave(server, reader, gone)
+    until(lambda: all_up(server), 60, server.log)
     before = pid_of(server, "decode-0")
     assert server.http.post("/admin/workers/decode-0/drain").status_code == 202
     assert Reader(f"{server.url}/v1/completions", body=BODY).join().done  # that takes a while, and the drained worker takes nothing
     assert pid_of(server, "decode-0") == before
-    rest = Reader(f"{server.url}/v1/requests/while-drained/stream", method="GET", headers={"Last-Event-ID": reader.last_id}).join()
+    rest = Reader(f"{server.url}/v1/requests/drained-{gone}/stream", method="GET", headers={"Last-Event-ID": reader.last_id}).join()
     assert rest.done, rest.error
     assert reader.text + rest.text == whole.text
     until(lambda: all_up(server) and pid_of(server, "decode-0") != before, 60, server.log)

@@ -2,7 +2,8 @@
 
 All servers are up and one at a time is asked, because a machine's speed drifts over minutes: runs that are compared should be seconds
 apart. What the others take meanwhile counts as noise, like every process that is neither the server asked, nor its competitors, nor ours.
-Some servers go on for seconds after their last answer: so each run waits until the machine rests, and another server begins each round.
+What a server still does after its last answer would count against the next one: so each run waits until the machine rests, and another
+server begins each round.
 """
 
 import json
@@ -145,8 +146,13 @@ def parse_stat(text: str) -> tuple[float, float]:
     return (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S
 
 
+def _machine() -> tuple[float, float]:
+    """Seconds busy and stolen so far."""
+    return parse_stat(Path("/proc/stat").read_text(encoding="ascii"))
+
+
 def _spent(process: Process, rivals: Sequence[Process]) -> Spent:
-    busy_s, steal_s = parse_stat(Path("/proc/stat").read_text(encoding="ascii"))
+    busy_s, steal_s = _machine()
     ours_s = own_cpu_s() + sum(sum(session(rival.pid).values()) for rival in rivals)
     return Spent(time.monotonic(), busy_s, steal_s, ours_s, sum(session(process.pid).values()))
 
@@ -155,10 +161,10 @@ def _rest() -> None:
     """Return when others leave the cores alone, or after `_RESTS_WITHIN_S`."""
     give_up_s = time.monotonic() + _RESTS_WITHIN_S
     while time.monotonic() < give_up_s:
-        began_s, (busy_s, _) = time.monotonic(), parse_stat(Path("/proc/stat").read_text(encoding="ascii"))
+        began_s, (busy_s, _) = time.monotonic(), _machine()
         time.sleep(_LOOKS_FOR_S)
         core_s = (time.monotonic() - began_s) * (os.cpu_count() or 1)
-        if parse_stat(Path("/proc/stat").read_text(encoding="ascii"))[0] - busy_s <= MOST_OTHERS * core_s:
+        if _machine()[0] - busy_s <= MOST_OTHERS * core_s:
             return
 
 

@@ -89,7 +89,7 @@ class PendingStep:
         return StepResult(self._ids, self._logprobs, checksums, logits, push_ns)
 
     def abandon(self) -> None:
-        """See `Pending.abandon`: what a device has been given it computes."""
+        """See `Abandonable.abandon`: what a device has been given it computes."""
 
 
 class CudaRunner:

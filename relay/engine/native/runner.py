@@ -234,7 +234,7 @@ class _Prepared(NamedTuple):
         return self.runner._finish(self)
 
     def abandon(self) -> None:
-        """See `Pending.abandon`: the phase that has begun is finished."""
+        """See `Abandonable.abandon`: the phase that has begun is finished."""
         self.step.abandoned = 1
 
 
