@@ -7,7 +7,7 @@ from relay.actors.gateway import Flight
 from relay.messages import FinishReason, Logprobs
 from relay.openai.logprob import Candidate, Scored
 from relay.text.detokenizer import Detokenizer
-from relay.text.stop import StopChecker
+from relay.text.stop import StopChecker, StopStrings
 from relay.text.tokenizer import Tokenizer
 
 
@@ -30,7 +30,7 @@ class Choice:
         flight: Flight,
         tokenizer: Tokenizer,
         *,
-        stops: tuple[str, ...],
+        stops: StopStrings,
         include_stop: bool,
         skip_special: bool,
         with_logprobs: bool,

@@ -29,7 +29,8 @@ from relay.openai.options import Options
 from relay.openai.response import Answer, Head, chat_response, completion_response
 from relay.openai.stream import DONE, KEEP_ALIVE, ChatStream, CompletionStream, EventStream, error_event
 from relay.openai.usage import Usage, usage
-from relay.text.chat_template import ChatTemplate, encode_chat
+from relay.text.chat_template import ChatTemplate
+from relay.text.stop import StopStrings
 from relay.text.tokenizer import Tokenizer
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
@@ -210,6 +211,7 @@ class Endpoint(ABC, Generic[Request]):
         alone = len(prompts) * options.best_of == 1
         exchange.n_prompt = sum(len(prompt.ids) for prompt in prompts)
         choices: list[Choice] = []
+        stops = StopStrings(options.stop)
         most = most_tokens(exchange.caller.limits, exchange.n_prompt, len(prompts) * options.best_of)
         for prompt in prompts:
             stopping = self._stopping(options, len(prompt.ids), most)
@@ -233,13 +235,20 @@ class Endpoint(ABC, Generic[Request]):
                         index,
                         flight,
                         self._tokenizer,
-                        stops=options.stop,
+                        stops=stops,
                         include_stop=options.include_stop,
                         skip_special=options.skip_special_tokens,
                         with_logprobs=options.logprobs is not None,
                     )
                 )
         return choices
+
+    def _refuse_endless(self, n_chars: int) -> None:
+        """Raises ContextTooLong for a text that cannot fit if each of its tokens were the longest, before time goes into encoding it."""
+        least = n_chars // self._tokenizer.longest_token
+        if least > self._served.max_context:
+            text = f"the prompt has more than {least} tokens; {self._served.max_context} fit, prompt and answer together"
+            raise ContextTooLong(text, param=self.prompt_param)
 
     def _stopping(self, options: Options, n_prompt: int, most: int | None) -> Stopping:
         """`most`: of a choice whose client names no number."""
@@ -406,14 +415,14 @@ class ChatEndpoint(Endpoint[ChatRequest]):
     def _prompts(self, request: ChatRequest) -> list[Prompt]:
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions")
-        ids = encode_chat(
-            self._tokenizer,
-            self._template,
+        parts = self._template.render_split(
             request.messages,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             **request.template_kwargs,
         )
+        self._refuse_endless(sum(map(len, parts)))
+        ids = self._tokenizer.encode_split(parts)
         if not ids:
             raise InvalidRequest("the messages render to an empty prompt; send some content", param="messages")
         return [Prompt(tuple(ids), "")]
@@ -445,6 +454,8 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
     def _prompts(self, request: CompletionRequest) -> list[Prompt]:
         prompts = []
         for prompt in request.prompts:
+            if isinstance(prompt, str):
+                self._refuse_endless(len(prompt))
             ids = tuple(self._tokenizer.encode_prompt(prompt)) if isinstance(prompt, str) else prompt
             if not ids:
                 raise InvalidRequest("`prompt` has no tokens; send at least one", param="prompt")

@@ -16,7 +16,8 @@ from relay.openai.sampling import read_sampling, read_seed, refuse_biases_beyond
 
 MOST_CHOICES = 128
 MOST_STOPS = 16
-MOST_STOP_CHARACTERS = 1024
+MOST_STOP_CHARACTERS = 1024  # of one
+MOST_STOP_CHARACTERS_IN_ALL = 4096  # a state of their automaton each
 MOST_STOP_IDS = 128
 
 
@@ -138,6 +139,9 @@ def _stop(fields: Fields) -> tuple[str, ...]:
         if not isinstance(stop, str) or not 0 < len(stop) <= MOST_STOP_CHARACTERS:
             at = "stop" if isinstance(given, str) else f"stop[{i}]"
             raise InvalidRequest(f"`{at}` is {shown(stop)}; expected a string of 1 to {MOST_STOP_CHARACTERS} characters", param=at)
+    if (n_characters := sum(map(len, stops))) > MOST_STOP_CHARACTERS_IN_ALL:
+        text = f"the stop strings have {n_characters} characters in all; at most {MOST_STOP_CHARACTERS_IN_ALL} are looked for"
+        raise InvalidRequest(text, param="stop")
     return tuple(dict.fromkeys(stops))
 
 

@@ -8,34 +8,73 @@ cut into chunks. The stop string that is complete first ends the answer; of thos
 from collections.abc import Iterable
 
 
+class StopStrings:
+    """The automaton of a request's stop strings: built once, then only read, by the checkers of all its choices.
+
+    Of a state: `children` by character; `depth`, the characters that are held in it; `length` of the longest stop string that ends in it,
+    0 for none; `fallback`, the state of its longest proper end. `first`: characters that stop strings begin with.
+    """
+
+    __slots__ = ("children", "depth", "fallback", "first", "length")
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self.children: list[dict[str, int]] = [{}]
+        self.depth = [0]
+        self.length = [0]
+        self.fallback = [0]
+        for stop in stops:
+            self._add(stop)
+        self.first = frozenset(self.children[0])
+        self._link()
+
+    def _add(self, stop: str) -> None:
+        assert stop, "an empty stop string is refused with the request"
+        state = 0
+        for char in stop:
+            following = self.children[state].get(char)
+            if following is None:
+                following = len(self.children)
+                self.children[state][char] = following
+                self.children.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.length.append(0)
+                self.fallback.append(0)
+            state = following
+        self.length[state] = len(stop)
+
+    def _link(self) -> None:
+        """Breadth first, so that a state's fallback is ready before those of its children."""
+        states = list(self.children[0].values())
+        for state in states:
+            self.length[state] = self.length[state] or self.length[self.fallback[state]]
+            for char, child in self.children[state].items():
+                fallback = self.fallback[state]
+                while fallback and char not in self.children[fallback]:
+                    fallback = self.fallback[fallback]
+                self.fallback[child] = self.children[fallback].get(char, 0)
+                states.append(child)
+
+
 class StopChecker:
     """Of one answer. `include_stop` leaves the stop string itself in the text."""
 
-    __slots__ = ("_children", "_depth", "_fallback", "_first", "_held", "_include", "_length", "_state", "matched", "stopped")
+    __slots__ = ("_held", "_include", "_state", "_stops", "matched", "stopped")
 
-    def __init__(self, stops: Iterable[str], include_stop: bool = False) -> None:
+    def __init__(self, stops: StopStrings, include_stop: bool = False) -> None:
         self.stopped = False
         self.matched: str | None = None
-        self._include = include_stop
+        self._stops, self._include = stops, include_stop
         self._held = ""
         self._state = 0
-        self._children: list[dict[str, int]] = [{}]
-        self._depth = [0]  # of a state: characters that are held in it
-        self._length = [0]  # of a state: of the longest stop string that ends in it, 0 for none
-        self._fallback = [0]  # of a state: the state of its longest proper end
-        for stop in stops:
-            self._add(stop)
-        self._first = frozenset(self._children[0])
-        self._link()
 
     def push(self, text: str) -> tuple[str, bool]:
         """Take the next text; returns what may be sent now, and whether the answer has ended. What follows the end is dropped."""
         if self.stopped:
             return "", True
-        state = self._state
-        if not state and self._first.isdisjoint(text):
+        state, stops = self._state, self._stops
+        if not state and stops.first.isdisjoint(text):
             return text, False
-        children, fallback, length = self._children, self._fallback, self._length
+        children, fallback, length = stops.children, stops.fallback, stops.length
         for i, char in enumerate(text):
             while state and char not in children[state]:
                 state = fallback[state]
@@ -44,7 +83,7 @@ class StopChecker:
                 return self._stop(self._held + text[: i + 1], length[state]), True
         self._state = state
         whole = self._held + text
-        cut = len(whole) - self._depth[state]
+        cut = len(whole) - stops.depth[state]
         self._held = whole[cut:]
         return whole[:cut], False
 
@@ -58,30 +97,3 @@ class StopChecker:
         self.matched = whole[len(whole) - n_chars :]
         self._held = ""
         return whole if self._include else whole[: len(whole) - n_chars]
-
-    def _add(self, stop: str) -> None:
-        assert stop, "an empty stop string is refused with the request"
-        state = 0
-        for char in stop:
-            following = self._children[state].get(char)
-            if following is None:
-                following = len(self._children)
-                self._children[state][char] = following
-                self._children.append({})
-                self._depth.append(self._depth[state] + 1)
-                self._length.append(0)
-                self._fallback.append(0)
-            state = following
-        self._length[state] = len(stop)
-
-    def _link(self) -> None:
-        """Breadth first, so that a state's fallback is ready before those of its children."""
-        states = list(self._children[0].values())
-        for state in states:
-            self._length[state] = self._length[state] or self._length[self._fallback[state]]
-            for char, child in self._children[state].items():
-                fallback = self._fallback[state]
-                while fallback and char not in self._children[fallback]:
-                    fallback = self._fallback[fallback]
-                self._fallback[child] = self._children[fallback].get(char, 0)
-                states.append(child)

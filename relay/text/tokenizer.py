@@ -19,10 +19,10 @@ _WHITE_SPACE: Final = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x200
 
 
 class Tokenizer:
-    """Immutable once built, so threads may share it; encoding runs without the GIL.
+    """Immutable once built, so threads may share it; a text is encoded without the GIL, which is held while its ids become a list.
 
     bos_id: the id that begins a text, where the model has one. add_bos: whether raw prompts get it. eos_ids: all ids that end a turn.
-    specials: the special tokens by spelling.
+    specials: the special tokens by spelling. longest_token: bytes of the longest token.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -35,6 +35,7 @@ class Tokenizer:
         self._inner = vocabulary.inner
         self._hidden = vocabulary.hidden
         self._all_bytes = vocabulary.token_bytes
+        self.longest_token: int = max(map(len, vocabulary.token_bytes), default=1)
         self._shown_bytes = list(vocabulary.token_bytes)
         for token_id in vocabulary.hidden:
             self._shown_bytes[token_id] = b""
@@ -122,8 +123,9 @@ class Tokenizer:
         return (self._shown_texts, self._shown_bytes) if skip_special else (self._all_texts, self._all_bytes)
 
     def _encode(self, bpe: Any, text: str) -> list[int]:
+        """By way of a batch of one: the library keeps the GIL while it encodes a single text, however long, but not for a batch."""
         try:
-            ids: list[int] = bpe.encode(text, add_special_tokens=False).ids
+            ids: list[int] = bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except TypeError as error:  # what the library says to a str that has no UTF-8
             raise InvalidRequest("the text has a lone surrogate (half of a \\uD83D\\uDE00 pair), which is not valid Unicode") from error
         return ids

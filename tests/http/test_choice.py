@@ -14,6 +14,7 @@ from relay.model.gguf_metadata import read_metadata
 from relay.model.random_models import make_folder
 from relay.model.text_files import read_text_files
 from relay.openai.logprob import Scored
+from relay.text.stop import StopStrings
 from relay.text.tokenizer import Tokenizer
 
 LIKELY = Logprobs(-0.5, (), ())
@@ -41,7 +42,7 @@ def pumped(tokenizer: Tokenizer, ids: list[int], stops: tuple[str, ...], cuts: l
     whole = flight([19556], ids)
     growing = flight([19556], [])
     growing.finish = None
-    choice = Choice(0, growing, tokenizer, stops=stops, include_stop=False, skip_special=True, with_logprobs=True)
+    choice = Choice(0, growing, tokenizer, stops=StopStrings(stops), include_stop=False, skip_special=True, with_logprobs=True)
     texts, tokens = [], []
     for end in (*sorted(cuts), len(ids)):
         growing.ids, growing.logprobs = whole.ids[:end], whole.logprobs[:end]

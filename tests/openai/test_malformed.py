@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +84,7 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "at most `max_tokens`, which is 5"),
     ({"ignore_eos": "yes"}, "ignore_eos", "true or false"),
     ({"stop": ""}, "stop", '`stop` is ""; expected a string of 1 to'),
+    ({"stop": [letter * 1000 for letter in "abcde"]}, "stop", "5000 characters in all; at most 4096"),
     ({"stop": ["a", ""]}, "stop[1]", "expected a string of 1 to"),
     ({"stop": ["a", None]}, "stop[1]", "is null"),
     ({"stop": [1]}, "stop[0]", "is 1"),
@@ -325,6 +328,15 @@ def test_nesting_is_measured_outside_strings_and_to_the_level() -> None:
         parse_completion(nested(MAX_DEPTH + 1))
     parse_completion(msgspec.json.encode({"prompt": '[{"\\' * MAX_CONTAINERS}))
     parse_completion(msgspec.json.encode({"prompt": [[1]] * 4096}))
+
+
+@pytest.mark.parametrize("end", [b"", b"\\", b'"', b'"]}'])
+def test_a_string_full_of_escaped_quotes_is_looked_at_once(end: bytes) -> None:
+    """A pattern that tried again behind each quote took 6 s for 32 KB, hours for this."""
+    evil = b'{"a":' + b"[" * (MAX_DEPTH + 1) + b'"' + b'\\"' * (1 << 19) + end
+    program = "import sys; from relay.openai.body import parse_object; parse_object(sys.stdin.buffer.read())"
+    ended = subprocess.run([sys.executable, "-c", program], input=evil, capture_output=True, timeout=120)
+    assert b"InvalidRequest" in ended.stderr
 
 
 _PLAIN = (

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,19 @@ def test_spelled_special_tokens_stay_text_unless_asked_for(tokenizer: Tokenizer)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode(text, special=True).count(2) == 1
     assert tokenizer.encode_prompt("<|im_end|>") == [2]
+
+
+def test_others_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    """vllm#13067's kind: with the GIL held for the whole text, a gateway's streams stand still for as long, and it is killed as silent."""
+    thread = threading.Thread(target=tokenizer.encode, args=("a 1 " * 500_000,))
+    stall_s, began_s = 0.0, time.monotonic()
+    thread.start()
+    last_s = began_s
+    while thread.is_alive():
+        time.sleep(0.001)
+        stall_s, last_s = max(stall_s, time.monotonic() - last_s), time.monotonic()
+    thread.join()
+    assert stall_s < 0.5 * (last_s - began_s)
 
 
 @pytest.fixture(scope="module")
