@@ -4,27 +4,37 @@ from collections.abc import Callable
 
 import trio
 
-from relay.engine.engine import Engine
+from relay.engine.engine import Engine, Job
 from relay.engine.report import StepReport
 from relay.replay.machine import TimedRunner
-from relay.simulation.jobs import Jobs
 
 
-class TimedCompute(Jobs):
+class TimedCompute:
     """`relay.engine.host.Compute`. busy_s: virtual seconds in steps; n_prompt_tokens: computed of prompts."""
 
     def __init__(self, engine: Engine, runner: TimedRunner) -> None:
-        super().__init__()
+        self._jobs: list[Job] = []
+        self._wake = trio.Event()
+        self.steps = 0  # ended
         self._engine, self._runner = engine, runner
         self.n_prompt_tokens = self.n_preempted = 0
         self.busy_s = 0.0
+
+    def submit(self, job: Job) -> None:
+        self._jobs.append(job)
+        self._wake.set()
+
+    def step_age_s(self) -> float:
+        """No step hangs on virtual time."""
+        return 0.0
 
     async def run(self, on_results: Callable[[list[StepReport]], None]) -> None:
         busy = False
         while True:
             if not busy:
                 await self._come()
-            step = self._engine.begin(self._take())
+            jobs, self._jobs = self._jobs, []
+            step = self._engine.begin(jobs)
             busy = step.batch is not None
             if step.batch is not None:
                 length_s = self._runner.step_ms(step.batch) / 1e3
@@ -36,3 +46,8 @@ class TimedCompute(Jobs):
             self.n_preempted += step.report.n_preempted
             on_results([step.report])
             await trio.lowlevel.checkpoint()
+
+    async def _come(self) -> None:
+        while not self._jobs:
+            await self._wake.wait()
+            self._wake = trio.Event()

@@ -12,14 +12,14 @@ Whoever starts a worker that computes also sets sys.setswitchinterval(0.0001): t
 import os
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
+from relay.clock import now_ns
 from relay.errors import EngineDied
 
 Job = TypeVar("Job")
@@ -27,11 +27,19 @@ Result = TypeVar("Result")
 _STEP_ENDS_WITHIN_S = 1.0
 
 
-class _Stop:
+class Stop:
     """Ends the thread; never a job."""
 
 
-_STOP = _Stop()
+_STOP = Stop()
+
+
+class JobQueue(Protocol[Job]):
+    """Between any thread, which puts, and the one that computes: `queue.SimpleQueue`, or the simulation's."""
+
+    def put(self, job: Job | Stop, /) -> None: ...
+    def get(self) -> Job | Stop: ...
+    def empty(self) -> bool: ...
 
 
 def _nothing() -> None:
@@ -50,6 +58,7 @@ class ComputeThread(Generic[Job, Result]):
         on_thread_start: Callable[[], None] = _nothing,
         on_thread_end: Callable[[], None] = _nothing,
         tells: bool = False,
+        jobs: JobQueue[Job] | None = None,
     ) -> None:
         """`tells`: a `step` after which there is more to do calls `tell` in the next turn. Without that its result would lie there.
 
@@ -57,8 +66,8 @@ class ComputeThread(Generic[Job, Result]):
         """
         self._step, self._name, self._niceness, self._tells = step, name, niceness, tells
         self._on_thread_start, self._on_thread_end = on_thread_start, on_thread_end
-        self._jobs: queue.SimpleQueue[Job | _Stop] = queue.SimpleQueue()
-        self._arrived: list[Job | _Stop] = []  # taken from the queue, and not yet given to a step
+        self._jobs: JobQueue[Job] = jobs if jobs is not None else queue.SimpleQueue()
+        self._arrived: list[Job | Stop] = []  # taken from the queue, and not yet given to a step
         self._results: deque[Result] = deque()
         self._wake, self._ended = trio.Event(), False
         self._error: Exception | None = None
@@ -73,7 +82,7 @@ class ComputeThread(Generic[Job, Result]):
         """For `step`, while it runs: what the next one will be given, as far as it has come. Never waits."""
         while not self._jobs.empty():
             self._arrived.append(self._jobs.get())
-        return [job for job in self._arrived if not isinstance(job, _Stop)]
+        return [job for job in self._arrived if not isinstance(job, Stop)]
 
     def tell(self) -> None:
         """By `step`, while something is computed without the GIL: now the loop may have what earlier steps returned."""
@@ -83,12 +92,12 @@ class ComputeThread(Generic[Job, Result]):
     def step_age_s(self) -> float:
         """For the heartbeat: a loop that turns says nothing of a thread that does not."""
         started = self.step_started
-        return (time.monotonic_ns() - started) / 1e9 if started else 0.0
+        return (now_ns() - started) / 1e9 if started else 0.0
 
     async def run(self, on_results: Callable[[list[Result]], None]) -> None:
         """Start the thread and give results, in order, to `on_results` on the trio loop, until cancelled. Once only. Raises EngineDied."""
         self._token = trio.lowlevel.current_trio_token()
-        threading.Thread(target=self._main, name=self._name, daemon=True).start()  # daemon: a hung step must not hold up the exit
+        self._start()
         try:
             while True:
                 ended = self._ended  # read before the results: none can follow
@@ -104,6 +113,9 @@ class ComputeThread(Generic[Job, Result]):
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _STEP_ENDS_WITHIN_S):
                 while not self._ended:  # the thread may still write memory that others would be given
                     await self._woken()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._main, name=self._name, daemon=True).start()  # daemon: a hung step must not hold up the exit
 
     async def _woken(self) -> None:
         await self._wake.wait()
@@ -135,7 +147,7 @@ class ComputeThread(Generic[Job, Result]):
             if len(jobs) < len(self._arrived):
                 return
             self._arrived = []
-            self.step_started = time.monotonic_ns()
+            self.step_started = now_ns()
             result, busy = self._step(jobs)
             self.step_started = 0
             self.steps += 1

@@ -103,7 +103,7 @@ class Faults:
                     agenda.after(pace.drain_s + 0.3, lambda: life.die("did not drain in time"))
             case "corrupt":
                 if life.compute is not None:
-                    life.compute.corrupts = True
+                    life.compute.corrupt()
                     self.n_corrupted += 1
 
     def _cut(self, life: "Life") -> None:

@@ -56,7 +56,7 @@ def _is_explained(world: "World", connection: Connection) -> bool:
     most = max(flight.failures for flight in connection.flights)
     match error:
         case PoisonRequest():
-            return visit.poison or any(flight.request_id in world.watch.tried for flight in connection.flights)
+            return visit.poison is not None or any(flight.request_id in world.watch.tried for flight in connection.flights)
         case Unavailable():
             return most <= world.supervisor.n_deaths + world.faults.n_corrupted and most >= scenario.max_attempts
         case Overloaded():

@@ -9,9 +9,7 @@ from relay.actors.decode import DecodeActor
 from relay.actors.gateway import GatewayActor
 from relay.actors.prefill import PrefillActor
 from relay.actors.router import RouterActor
-from relay.engine.engine import Engine
 from relay.engine.host import EngineHost
-from relay.engine.modelled_runner import ModelledRunner
 from relay.errors import Draining
 from relay.kv.book import BlockBook
 from relay.kv.pools import Pools
@@ -22,9 +20,11 @@ from relay.runtime.mailbox import Mailbox
 from relay.runtime.node import Context, Node
 from relay.simulation.compute import SimulatedCompute
 from relay.simulation.guesses import OracleDrafter
+from relay.simulation.machine import Machine
 from relay.simulation.memory import GuardedMemory, MemoryBoard, simulated_pools
 from relay.simulation.network import Link
 from relay.simulation.scenario import N_LAYERS, VOCAB_SIZE, WorkerPlan, layout
+from relay.simulation.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
     from relay.simulation.world import World
@@ -78,9 +78,9 @@ class Life:
         self.memory = GuardedMemory(layout(self.plan.n_blocks), self)
         self.book = BlockBook(self.plan.n_blocks, caching=scenario.caching)
         guesses = self.world.draw_of(f"guesses of {self}")
-        runner = ModelledRunner(self.memory, VOCAB_SIZE, scenario.tile_rows)
-        self.engine = Engine(
-            runner,
+        machine = Machine(self, self.memory, VOCAB_SIZE, scenario.tile_rows, beside=scenario.beside)
+        self.engine = WatchedEngine(
+            machine,
             self.book,
             StepClock(scenario.tile_rows, 4 * scenario.pace.tile_ms, scenario.pace.tile_ms),
             max_running=scenario.max_running,
@@ -90,7 +90,7 @@ class Life:
             drafter=lambda sequence: OracleDrafter(sequence, guesses, VOCAB_SIZE, N_LAYERS),
             draft_rows=scenario.draft_rows,
         )
-        self.compute = SimulatedCompute(self, self.engine, runner)
+        self.compute = SimulatedCompute(self, self.engine, machine)
         self.host = EngineHost(self.engine, max_running=scenario.max_running, compute=self.compute)
         self.pools = simulated_pools(self.memory, self.addresses)
         prefills = any(name.startswith("prefill/") and not reserve for name, reserve in self.plan.actors.items())

@@ -4,9 +4,10 @@ Edit = tuple[str, str, str]
 
 _DECODE, _PREFILL, _GATEWAY, _ROUTER = (f"relay.actors.{name}" for name in ("decode", "prefill", "gateway", "router"))
 _OUTBOX, _BOOK = "relay.runtime.token_outbox", "relay.kv.book"
-_NODE, _LOG = "relay.runtime.node", "relay.engine.token_log"
+_NODE, _LOG, _AHEAD = "relay.runtime.node", "relay.engine.token_log", "relay.engine.ahead"
 _ENGINE, _LINE, _ROWS, _SPECULATION, _STEP = (f"relay.engine.{name}" for name in ("engine", "line", "rows", "speculation", "step"))
-_LIFE, _COMPUTE, _FAULTS = "relay.simulation.life", "relay.simulation.compute", "relay.simulation.faults"
+_LIFE, _MACHINE, _FAULTS = "relay.simulation.life", "relay.simulation.machine", "relay.simulation.faults"
+_THREAD = "relay.runtime.compute"
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
     # --- cancels
@@ -80,7 +81,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "a lease is taken for filled before the last layer": (
-        (_COMPUTE, "for layer in range(self._runner.layout.n_layers):", "for layer in range(self._runner.layout.n_layers - 1):"),
+        (_MACHINE, "for layer in range(machine.layout.n_layers):", "for layer in range(machine.layout.n_layers - 1):"),
     ),
     "the last block of a prompt is not pushed": ((_ROWS, "    done = n_computed == len(sequence.tokens)\n", "    done = False\n"),),
     "checksums are not verified": ((_ENGINE, "        if n_checked == 0:\n", "        if True:\n"),),
@@ -330,5 +331,29 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a sequence goes on behind its last token": ((_ENGINE, " and token >= 0 and finish is None\n", " and token >= 0\n"),),
     "who died in a step is not suspected": (
         (_NODE, "            self._forget(address, reason, suspects, lone)\n", "            self._forget(address, reason)\n"),
+    ),
+    # --- the step in flight, the compute thread
+    "a step is begun though a job has come": ((_ENGINE, " or self._line or self.arrived():", " or self._line:"),),
+    "jobs that come to a step in flight are lost": (
+        (_ENGINE, "(step, pending), self._held = self._flight, jobs", "(step, pending), self._held = self._flight, []"),
+    ),
+    "a step follows one in which somebody has finished": (
+        (_ENGINE, "if any(gain[1] is not None for gain in step.gains if gain is not None) or", "if"),
+    ),
+    "a step follows with the tokens of the one before": ((_ENGINE, "            batch.tokens[:] = result.ids\n", "            pass\n"),),
+    "a step follows beyond the blocks": (
+        (_ENGINE, " or each.lone or len(each.tokens) > len(each.blocks) * self._block_tokens for", " or each.lone for"),
+    ),
+    "nobody is suspected of a step that followed": (
+        (_ENGINE, "if self._board is not None and not step.followed_ns:", "if self._board is not None:"),
+    ),
+    "blocks given early are not those of the table": (
+        (_AHEAD, "sequence.blocks is not self._blocks[row] or len(sequence.blocks) != self._n_blocks[row]", "False"),
+    ),
+    "what an engine told before it fell idle wakes nobody": (
+        (_THREAD, "            if not (busy and self._tells):\n", "            if not self._tells:\n"),
+    ),
+    "jobs looked at early are not given to a step": (
+        (_THREAD, "            jobs = self.arrived()\n", "            self._arrived = []\n            jobs = self.arrived()\n"),
     ),
 }

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from relay.messages import Address, Detach, Down, Expect, Key, Left, Message, Placed, Resume, Up
+from relay.messages import Address, Detach, Displaced, Down, Expect, Key, Left, Message, Placed, Resume, Up
 from relay.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ class Readers:
         self._resumable: dict[str, None] = {}
         self._reader: dict[tuple[Address, Key], Address] = {}
         self._unread_s: dict[tuple[Address, Key], float] = {}  # since when
+        self._turned_away: dict[tuple[Address, Key], Address] = {}  # this gateway, whose Resume has not been handled to its end
         self._gateways: dict[tuple[Address, Address], None] = {}  # this decode actor knows that gateway
 
     def sent(self, source: Address, to: Address, message: Message) -> None:
@@ -29,6 +30,8 @@ class Readers:
                 self._reader[source, (message.request_id, message.attempt)] = to
             case Left():
                 self._reader.pop((source, (message.request_id, message.attempt)), None)  # to its end, or to be told so
+            case Displaced():
+                self._turned_away[source, (message.request_id, message.attempt)] = to
 
     def handled(self, address: Address, message: Message) -> None:
         match message:
@@ -37,7 +40,8 @@ class Readers:
             case Resume():
                 attempt = message.request_id, message.attempt
                 self._unread_s.pop((address, attempt), None)
-                self._reader[address, attempt] = message.gateway
+                if self._turned_away.pop((address, attempt), None) != message.gateway:
+                    self._reader[address, attempt] = message.gateway
             case Detach():
                 self._lost(address, (message.request_id, message.attempt), message.gateway)
             case Down():

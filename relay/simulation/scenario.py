@@ -43,8 +43,9 @@ class Wish:
 class Visit:
     """One client.
 
-    patience_s: it leaves then; reads_s: how long it takes to take what there is; deadline_s: 0 for none. resumes: its
-    stream can be resumed, and it comes back within returns_s after a break; doubles: once before the first connection has ended.
+    patience_s: it leaves then; reads_s: how long it takes to take what there is; deadline_s: 0 for none. resumes: its stream can be
+    resumed, and it comes back within returns_s after a break; doubles: once before the first connection has ended. poison: with how many
+    tokens it begins to kill whoever computes it.
     """
 
     arrives_s: float
@@ -55,7 +56,7 @@ class Visit:
     patience_s: float
     reads_s: float
     deadline_s: float
-    poison: bool
+    poison: int | None
     resumes: bool
     returns_s: float
     doubles: bool
@@ -81,7 +82,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`spread_s`: requests come, and faults strike, within it."""
+    """`spread_s`: requests come, and faults strike, within it. beside: steps are computed beside the compute thread."""
 
     workers: tuple[WorkerPlan, ...]
     visits: tuple[Visit, ...]
@@ -95,6 +96,7 @@ class Scenario:
     caching: bool
     spread_s: float
     draft_rows: int
+    beside: bool
 
     @property
     def needs_patience(self) -> bool:
@@ -131,6 +133,7 @@ def draw_scenario(draw: random.Random) -> Scenario:
         caching=draw.random() < 0.8,
         spread_s=spread_s,
         draft_rows=draw.choice((0, 0, 4, 8)),
+        beside=draw.random() < 0.7,
     )
 
 
@@ -199,6 +202,7 @@ def _visits(draw: random.Random, max_context: int, spread_s: float, n_gateways: 
     reordering = draw.choice((0.0, 0.0, 0.4))
     n = draw.choice((3, 6, 10, 14))
     poisonous = draw.randrange(n) if draw.random() < 0.08 else -1
+    harmless = draw.choice((0, 0, 1, 2, 5))
     leaving = draw.choice((0.0, 0.2, 0.6))
     resuming = draw.choice((0.0, 0.0, 0.3, 1.0))
     visits = []
@@ -219,7 +223,7 @@ def _visits(draw: random.Random, max_context: int, spread_s: float, n_gateways: 
                 patience_s=draw.choice((0.0, 0.005, 0.05, 0.2)) * draw.random() if leaves else float("inf"),
                 reads_s=draw.choice((0.0, 0.0, 0.003, 0.05)),
                 deadline_s=draw.choice((0.0,) * 9 + (0.05,)),
-                poison=i == poisonous,
+                poison=harmless if i == poisonous else None,
                 resumes=resumes,
                 returns_s=draw.choice((0.0, 0.02, 0.3)),
                 doubles=resumes and draw.random() < 0.4,

@@ -23,16 +23,13 @@ T = TypeVar("T")
 def run(main: Callable[[], Awaitable[T]], seed: int) -> T:
     """`main` on a mock clock that jumps whenever all tasks wait. Nothing is logged meanwhile."""
     names: Any = scheduler
+    clock = trio.testing.MockClock(autojump_threshold=0)
     before, log = (names._ALLOW_DETERMINISTIC_SCHEDULING, names._r), structlog.get_config()
     names._ALLOW_DETERMINISTIC_SCHEDULING, names._r = True, random.Random(seed)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False)
     try:
-        with replaced(_now_ns):
-            return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        with replaced(lambda: _BEGAN_NS + round(clock.current_time() * 1e9)):  # threads too read it
+            return trio.run(main, clock=clock)
     finally:
         names._ALLOW_DETERMINISTIC_SCHEDULING, names._r = before
         structlog.configure(**log)
-
-
-def _now_ns() -> int:
-    return _BEGAN_NS + round(trio.current_time() * 1e9)

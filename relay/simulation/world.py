@@ -47,7 +47,7 @@ class World:
         self.watch = Watch(self)
         self.supervisor = Supervisor(self)
         self.clients = [Client(self, i, visit) for i, visit in enumerate(self.scenario.visits)]
-        self.poisonous = {client.name: None for client in self.clients if client.visit.poison}
+        self.poisonous = {client.name: client.visit.poison for client in self.clients if client.visit.poison is not None}
 
     def draw_of(self, purpose: str) -> random.Random:
         if purpose not in self._draws:

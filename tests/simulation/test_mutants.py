@@ -15,6 +15,8 @@ SAMPLE = (
     ("checksums are not verified", "tokens"),
     ("the first token is sent with every row", "index"),
     ("a waiter is forgotten", "waiter forgotten"),
+    ("a step is begun though a job has come", "computed after its cancel"),
+    ("nobody is suspected of a step that followed", "suspects"),
 )
 
 
