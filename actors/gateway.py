@@ -321,7 +321,7 @@ class GatewayActor:
         log.warning("attempt lost", request_id=flight.request_id, attempt=flight.attempt, reason=reason, tokens=len(flight.ids))
         flight.suspect = flight.suspect or suspect
         if convicted:
-            died = "the worker that computed this request died of it, twice, the second time with nothing else in its step"
+            died = "each worker that computed this request died of it, the last one with nothing else in its step"
             self._end(flight, error=PoisonRequest(died if suspect else reason))
             return
         if flight.failures >= self._max_attempts:

@@ -102,8 +102,9 @@ class PrefillActor:
 
     def _on_prefill(self, message: Prefill) -> None:
         memory = self._pools.open(message.decode, message.pool)
-        if memory is None:
-            return  # dead already: nobody waits for an answer
+        if memory is None:  # dead already: nobody waits for an answer, and the place here is free
+            self._leave(message)
+            return
         self._context.monitor(message.decode)
         here = memory is self._memory
         sequence = Sequence(
@@ -202,14 +203,12 @@ class PrefillActor:
             self._host.nudge()
         if job.revoked:
             self._context.post(key[0], Returned(request_id=sequence.request_id, attempt=sequence.attempt))
-        self._leave(job)
+        self._leave(job.message)
         if not self._jobs:
             self._empty.set()
             self._empty = trio.Event()
         return job
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, message: Prefill) -> None:
         if self._router is not None:
-            self._context.post(
-                self._router, Left(request_id=job.message.request_id, attempt=job.message.attempt, address=self._context.address)
-            )
+            self._context.post(self._router, Left(request_id=message.request_id, attempt=message.attempt, address=self._context.address))

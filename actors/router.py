@@ -313,6 +313,7 @@ class RouterActor:
         for key, place in list(self._places.items()):
             if place.decode == address:
                 self._forget(key)
+                self._tombstones.add(key)  # its gateway may repeat the Admit before it hears this, and not as the suspect that it is
                 suspect = key[0] in message.suspects
                 self._context.post(
                     place.gateway,

@@ -32,7 +32,8 @@ class Up(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Down(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Runtime to whoever monitors: the address is dead, its memory writes have ended, and this is its last message.
 
-    `suspects` are the requests whose step it died in, unless it was killed on purpose; `lone`: that step held but one, to try it.
+    `suspects` are the requests whose step it died in, unless it was killed on purpose; `lone`: that step held but one, to try it, and the
+    death is proof (`relay.runtime.suspicion`).
     """
 
     address: Address

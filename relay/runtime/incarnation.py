@@ -2,6 +2,7 @@
 
 In: frames of the worker. `Ready`, `Ask`, `Answer` and `Fault` are passed on to the supervisor; `Heartbeat` and `Crashed` are used here.
 It ends by itself, or is killed: never ready, silent, hung in one step, not reading, talking garbage, not drained, or on somebody's word.
+Whatever was being computed when it crashed, hung or fell silent is under suspicion (`relay.runtime.suspicion`).
 """
 
 import math
@@ -18,6 +19,7 @@ from relay.errors import FrameTooLarge, RuntimeFault
 from relay.runtime.child import Child, run_delay_ns
 from relay.runtime.control import Outbox, close_all
 from relay.runtime.frames import Answer, Ask, Control, Crashed, Fault, Heartbeat, Leave, Ready, Start
+from relay.runtime.suspicion import Blame, blame_of
 
 _EXIT_WITHIN_S = 0.5  # a dying interpreter closes its sockets before it exits with its code
 _LAST_WORDS_WITHIN_S = 0.25
@@ -28,12 +30,12 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Death:
-    """`announced`: somebody asked for it. `start_error`: starting again will not help, says the worker. `by_itself`: we did not kill it."""
+    """`announced`: somebody asked for it. `start_error`: starting again will not help, says the worker. `blame`: who may have caused it."""
 
     reason: str
     announced: bool = False
     start_error: bool = False
-    by_itself: bool = False
+    blame: Blame = "nobody"
 
 
 class Incarnation:
@@ -60,6 +62,7 @@ class Incarnation:
         self._late_step = -1
         self._scope = trio.CancelScope()
         self._reason, self._announced, self._last_words = "", False, Crashed(reason="")
+        self._blame: Blame = "nobody"
 
     def tell(self, frame: Control, fds: Mapping[str, int] | None = None) -> None:
         """Something that it must hear: if it lets so much pile up, it is killed."""
@@ -70,10 +73,10 @@ class Incarnation:
         """Something that it may miss. Raises FrameTooLarge."""
         return self._outbox is not None and self._outbox.put(frame, spare=True)
 
-    def end(self, reason: str, *, announced: bool = False) -> None:
+    def end(self, reason: str, *, announced: bool = False, blame: Blame = "nobody") -> None:
         """Kill it; `run` returns once it is reaped. The first reason counts."""
         if not self._reason:
-            self._reason, self._announced = reason, announced
+            self._reason, self._announced, self._blame = reason, announced, blame
         if self._child is not None:
             self._child.kill()
         self._scope.cancel()
@@ -101,7 +104,11 @@ class Incarnation:
             self.over.set()
         if self.state == "draining" and ended == "exit 0" and not self._reason:
             return Death("drained", announced=True)
-        return Death(self._reason or self._last_words.reason or ended, self._announced, self._last_words.start_error, not self._reason)
+        if self._reason:
+            return Death(self._reason, self._announced, self._last_words.start_error, self._blame)
+        if ended == "SIGKILL":  # the kernel's way to get memory back, too
+            return Death(f"{ended}, which this server did not send: possibly out of memory", blame="anybody")
+        return Death(self._last_words.reason or ended, self._announced, self._last_words.start_error, blame_of(ended))
 
     async def _listen(self, child: Child) -> None:
         """Until end of file and, soon after, the exit. A reaped process may have left last words: they are read first."""
@@ -146,7 +153,8 @@ class Incarnation:
             if self._starved and beat.step_age_s < _STARVED_FOR_AT_MOST * self._settings.hang_s:
                 return
             self.end(
-                f"hung: the step after {beat.steps} has not ended in {beat.step_age_s:.1f} s (runtime.hang_s is {self._settings.hang_s:g})"
+                f"hung: the step after {beat.steps} has not ended in {beat.step_age_s:.1f} s (runtime.hang_s is {self._settings.hang_s:g})",
+                blame="step",
             )
 
     def _look_at_cores(self) -> None:
@@ -176,7 +184,7 @@ class Incarnation:
             elif self.state != "draining" and now - self._heard > self._settings.silent_s:  # its drain has a limit of its own
                 if self._starved and now - self._heard < _STARVED_FOR_AT_MOST * self._settings.silent_s:
                     continue
-                self.end(f"silent for {now - self._heard:.1f} s (runtime.silent_s is {self._settings.silent_s:g})")
+                self.end(f"silent for {now - self._heard:.1f} s (runtime.silent_s is {self._settings.silent_s:g})", blame="anybody")
 
     async def _watch(self) -> None:
         """Second net: end of file never comes if something inherited the control socket."""

@@ -19,6 +19,8 @@ from relay.messages import Address, Cancel, Detach, Down, Message, Returned, Set
 from relay.runtime.mailbox import Lane, Life, Mailbox
 
 OUTSIDE_LANES: tuple[type, ...] = (Up, Down, Cancel, Detach, Returned, Settle)  # what frees room must not wait for room
+_Words = tuple[str, tuple[str, ...], bool]  # of a death: reason, suspects, lone; as in `Down`
+_UNKNOWN: _Words = ("not alive", (), False)
 
 
 class Outlet(Protocol):
@@ -47,6 +49,7 @@ class Node:
         self._untaken: dict[tuple[str, Address], None] = {}  # a Down that lies in a mailbox
         self.on_taken: Callable[[Address, Message], None] | None = None  # chaos tests look at each message as its actor takes it
         self._owed: Counter[tuple[Life, Address]] = Counter()
+        self._deaths: dict[str, tuple[int, _Words]] = {}  # of each actor the last one that we were told of
 
     # --- for actors, by way of Context
 
@@ -102,7 +105,7 @@ class Node:
         if self.is_alive(target):
             self._watchers[target][watcher] = None
         else:
-            self._tell_down(watcher, target, "not alive")
+            self._tell_down(watcher, target, *self._last_words(target))
 
     # --- for the host: the supervisor's word
 
@@ -113,7 +116,7 @@ class Node:
         for actor in actors:
             address = Address(actor, epoch)
             self._home[address], self._upped[address] = worker, None
-            self._bury_early(actor, epoch - 1, "not alive")
+            self._bury_early(actor, epoch - 1)
             self._highest[actor] = max(epoch, self._highest.get(actor, 0))
             for box in self._boxes.values():
                 box.put(None, Up(address=address))
@@ -125,12 +128,15 @@ class Node:
     ) -> None:
         """A worker is reaped and its link read to the end: tell the watchers, last. `actors`: its own, where we never heard it was up."""
         self._links.pop((worker, epoch), None)
-        for address in [a for a, home in self._home.items() if home == worker and a.epoch == epoch]:
+        gone = [a for a, home in self._home.items() if home == worker and a.epoch == epoch]
+        for actor in (*actors, *(address.actor for address in gone)):
+            self._deaths[actor] = epoch, (reason, suspects, lone)
+        for address in gone:
             del self._home[address]
             self._upped.pop(address, None)
             self._forget(address, reason, suspects, lone)
         for actor in actors:
-            self._bury_early(actor, epoch, reason)
+            self._bury_early(actor, epoch)
             self._highest[actor] = max(epoch, self._highest.get(actor, 0))
         for owed in [key for key in self._owed if key[0] == (worker, epoch)]:
             del self._owed[owed]
@@ -186,12 +192,17 @@ class Node:
             if 2 * self._owed[origin, address] >= self._window:  # by halves: a frame for each message would double the traffic
                 self._links[origin].credit(address, self._owed.pop((origin, address)))
 
-    def _bury_early(self, actor: str, epoch: int, reason: str) -> None:
+    def _last_words(self, address: Address) -> _Words:
+        """What we were told of its death, if that was its actor's last one."""
+        epoch, words = self._deaths.get(address.actor, (0, _UNKNOWN))
+        return words if epoch == address.epoch else _UNKNOWN
+
+    def _bury_early(self, actor: str, epoch: int) -> None:
         """Lives up to `epoch` whose death came before any word of them."""
         waited_for = {**dict.fromkeys(self._early), **dict.fromkeys(self._watchers), **dict.fromkeys(self._lanes)}
         for address in waited_for:
             if address.actor == actor and address.epoch <= epoch and address not in self._home:
-                self._forget(address, reason)
+                self._forget(address, *self._last_words(address))
 
     def _forget(self, address: Address, reason: str, suspects: tuple[str, ...] = (), lone: bool = False) -> None:
         self._early.pop(address, None)

@@ -27,6 +27,7 @@ from relay.runtime.incarnation import Death, Incarnation
 from relay.runtime.peers import socket_name
 from relay.runtime.restart import RestartPolicy
 from relay.runtime.spares import Spares
+from relay.runtime.suspicion import Suspicion
 
 _SIGNALS_ARRIVE_WITHIN_S = 0.25
 _UNREADY_LIVES = 4
@@ -49,8 +50,9 @@ class WorkerSpec:
     fds: called with each new epoch, before its start; what it returns goes to the worker by name. They stay the callable's: the supervisor
     neither duplicates nor closes them. They must stay open while the epoch lives, and since the next call comes after the old process is
     reaped, that call is the place to close the old ones (a new memfd per epoch; the root's descriptor makes a kill a mere unmapping).
-    suspects: asked once a life has ended by itself: the requests whose step it died in, and whether that step was one of a single request
-    that is under suspicion. share: names among them that every other worker gets with `WorkerUp`. drain_rank: lower ranks drain first.
+    suspects: asked once a life has ended that nobody wanted to end: the requests whose step it died in, and whether that step was one of a
+    single request that is under suspicion. share: names among them that every other worker gets with `WorkerUp`. drain_rank: lower ranks
+    drain first.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Supervisor:
         self._spares = Spares(command, settings.spares, self._all_up, lambda pid: self._tell_event("spare_started", pid=pid))
         self._members = {spec.name: _Member(spec) for spec in specs}
         self._asks = Asks(on_ask)
+        self._suspicion = Suspicion()
         self._failure: StartError | None = None
         self._draining = False
 
@@ -283,9 +286,10 @@ class Supervisor:
             self._tell_event("worker_died", worker=spec.name, epoch=epoch, reason=death.reason)
             if member.up is not None:
                 actors, member.up = member.up.actors, None
-                suspects, lone = spec.suspects() if death.by_itself else ((), False)
+                suspects, lone = spec.suspects() if death.blame != "nobody" else ((), False)
+                convicts = self._suspicion.convicts(suspects, lone, death.blame)
                 member.last_down = WorkerDown(
-                    worker=spec.name, epoch=epoch, actors=actors, reason=death.reason, suspects=suspects, lone=lone
+                    worker=spec.name, epoch=epoch, actors=actors, reason=death.reason, suspects=suspects, lone=convicts
                 )
                 self._tell_others(member, member.last_down)
         return death

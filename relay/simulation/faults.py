@@ -84,14 +84,14 @@ class Faults:
             case "kill":
                 life.die("killed on request")
             case "crash":
-                life.die("crashed", by_itself=True)
+                life.die("crashed", blame="step")
             case "hang":
                 life.pause()
-                agenda.after(pace.hang_s, lambda: life.die("silent"))
+                agenda.after(pace.hang_s, lambda: life.die("silent", blame="anybody"))
             case "jam":
                 if life.compute is not None:
                     life.jam()
-                    agenda.after(pace.hang_s, lambda: life.die("hung"))
+                    agenda.after(pace.hang_s, lambda: life.die("hung", blame="step"))
             case "pause":
                 life.pause()
                 agenda.after(pace.hang_s * 0.95 * draw.random(), life.go_on)

@@ -18,6 +18,7 @@ from relay.policy.batching import StepClock
 from relay.runtime.frames import WorkerDown
 from relay.runtime.mailbox import Mailbox
 from relay.runtime.node import Context, Node
+from relay.runtime.suspicion import Blame
 from relay.simulation.compute import SimulatedCompute
 from relay.simulation.guesses import OracleDrafter
 from relay.simulation.machine import Machine
@@ -158,8 +159,8 @@ class Life:
         """A step that never ends."""
         self._unjammed = trio.Event()
 
-    def die(self, reason: str, *, by_itself: bool = False, drained: bool = False) -> None:
-        """From this instant on nothing leaves it. `by_itself`: nobody wanted it, so whoever was in its step is under suspicion."""
+    def die(self, reason: str, *, blame: Blame = "nobody", drained: bool = False) -> None:
+        """From this instant on nothing leaves it. `blame`: whether who was in its step is under suspicion, and what a lone step proves."""
         if self.dead:
             return
         self.dead = True
@@ -170,10 +171,8 @@ class Life:
         if not drained:
             for link in self.links.values():
                 link.sender_died()
-        suspects, lone = self.board.notice if by_itself else ((), False)
-        if lone:
-            self.world.watch.tried.update(dict.fromkeys(suspects))
-        self.world.supervisor.reap(self, reason, suspects, lone)
+        suspects, lone = self.board.notice if blame != "nobody" else ((), False)
+        self.world.supervisor.reap(self, reason, suspects, lone, blame)
 
     async def drain(self) -> None:
         """What `relay.worker` does when it is told to drain; then the process ends by itself, and everything it said arrives."""

@@ -206,7 +206,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "an older attempt is not given up for a newer": ((_DECODE, "            self._cancel(other)\n", "            pass\n"),),
     # --- places
     "Left is not sent": ((_DECODE, "        self._leave(entry.router, entry.key, n_generated, finished=finished)\n", ""),),
-    "prefill does not say Left": ((_PREFILL, "        self._leave(job)\n", ""),),
+    "prefill does not say Left": ((_PREFILL, "        self._leave(job.message)\n", ""),),
     "a declined request is dropped": ((_ROUTER, "        self._queue.add(Queued(place.admit, now_ns(), declined=True))\n", ""),),
     "a waiter is forgotten": (
         (
@@ -293,7 +293,9 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "            life.node.down(*other.key, 'end of file')\n",
         ),
     ),
-    "monitoring the dead says nothing": ((_NODE, '            self._tell_down(watcher, target, "not alive")\n', "            pass\n"),),
+    "monitoring the dead says nothing": (
+        (_NODE, "            self._tell_down(watcher, target, *self._last_words(target))\n", "            pass\n"),
+    ),
     "a dead worker's watchers are forgotten": (
         (
             _NODE,

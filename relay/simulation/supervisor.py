@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from relay.runtime.frames import WorkerDown
+from relay.runtime.suspicion import Blame, Suspicion
 from relay.simulation.life import Life
 from relay.simulation.scenario import WorkerPlan
 
@@ -34,6 +35,7 @@ class Supervisor:
     def __init__(self, world: "World") -> None:
         self._world, self._draw = world, world.draw_of("supervisor")
         self.members = {plan.name: Member(plan) for plan in world.scenario.workers}
+        self._suspicion = Suspicion()
         self.n_deaths = 0
 
     def start(self) -> None:
@@ -66,9 +68,12 @@ class Supervisor:
         life.up = True
         self._world.trace.note(f"{life} is up")
 
-    def reap(self, life: Life, reason: str, suspects: tuple[str, ...], lone: bool) -> None:
+    def reap(self, life: Life, reason: str, suspects: tuple[str, ...], lone: bool, blame: Blame) -> None:
         """It has just died."""
         self.n_deaths += 1
+        lone = self._suspicion.convicts(suspects, lone, blame)
+        if lone:
+            self._world.watch.tried.update(dict.fromkeys(suspects))
         frame = WorkerDown(worker=life.name, epoch=life.epoch, actors=tuple(life.plan.actors), reason=reason, suspects=suspects, lone=lone)
         pace = self._world.scenario.pace
         self._world.agenda.after(pace.detect_s * self._draw.random(), partial(self._reaped, life, frame))

@@ -47,7 +47,8 @@ class Probe:
                     self._see(f"up {message.address}")
                     context.monitor(message.address)
                 case Down():
-                    self._see(f"down {message.address} {message.reason}")
+                    suspects = f" suspects {', '.join(message.suspects)}" if message.suspects else ""
+                    self._see(f"down {message.address} {message.reason}{suspects}{' alone' if message.lone else ''}")
                 case Revoke():
                     self._see("revoke")
                     context.post(message.decode, Returned(request_id="r", attempt=1, reason=str(context.address)))

@@ -189,10 +189,11 @@ def test_whoever_asks_again_after_it_was_told_is_told_again() -> None:
     async def main() -> None:
         node, me, _ = with_peer()
         me.monitor(X)
-        node.down("b", 1, "killed")
-        assert [await anext(me.inbox), await anext(me.inbox)] == [Up(address=X), Down(address=X, reason="killed")]
+        node.down("b", 1, "crashed", suspects=("r1",), lone=True)
+        death = Down(address=X, reason="crashed", suspects=("r1",), lone=True)
+        assert [await anext(me.inbox), await anext(me.inbox)] == [Up(address=X), death]
         me.monitor(X)
-        assert await anext(me.inbox) == Down(address=X, reason="not alive")
+        assert await anext(me.inbox) == death, "who hears of it late must know the suspects too"
 
     trio.run(main)
 
@@ -264,7 +265,7 @@ def test_an_address_named_early_that_died_before_we_heard_of_it_is_reported() ->
                     nursery.start_soon(me.send, address, mail(1))
                 await wait_all_tasks_blocked()
                 node.up("b", 3, ("x",), link)
-                node.down("c", 1, "killed", ("y",))
+                node.down("c", 1, "killed", ("y",), suspects=("r1",))
         assert link.mail == []
         assert not me.is_alive(by_next_life)
         assert not me.is_alive(by_its_death)
@@ -274,7 +275,7 @@ def test_an_address_named_early_that_died_before_we_heard_of_it_is_reported() ->
             Up(address=X),
             Down(address=by_next_life, reason="not alive"),
             Up(address=Address("x", 3)),
-            Down(address=by_its_death, reason="killed"),
+            Down(address=by_its_death, reason="killed", suspects=("r1",)),
         ]
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

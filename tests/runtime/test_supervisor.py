@@ -222,6 +222,53 @@ def test_a_step_that_does_not_end_is_a_hang_though_heartbeats_go_on(tmp_path: Pa
     serve(tmp_path, names("a"), scenario, hang_s=5.0)
 
 
+def board_of(*requests: str, lone: bool = True) -> Callable[[], tuple[tuple[str, ...], bool]]:
+    return lambda: (requests, lone)
+
+
+def test_whoever_was_in_a_step_that_hung_is_suspected_and_alone_convicted(tmp_path: Path) -> None:
+    async def scenario(server: Server) -> None:
+        await server.tell("a", "hang")
+        assert "suspects r1 alone" in await server.tell("b", "saw", "down probe/a@1 hung")
+        await server.event(event="worker_ready", worker="a", epoch=2)
+
+    serve(tmp_path, [WorkerSpec("a", suspects=board_of("r1")), WorkerSpec("b")], scenario, hang_s=5.0)
+
+
+def test_a_silent_worker_makes_suspects_and_convicts_nobody_at_once(tmp_path: Path) -> None:
+    async def scenario(server: Server) -> None:
+        os.kill(server.pid("a"), signal.SIGSTOP)
+        seen = await server.tell("b", "saw", "down probe/a@1 silent")
+        assert "suspects r1" in seen
+        assert "alone" not in seen
+        await server.event(event="worker_ready", worker="a", epoch=2)
+
+    serve(tmp_path, [WorkerSpec("a", suspects=board_of("r1")), WorkerSpec("b")], scenario, silent_s=5.0)
+
+
+@pytest.mark.parametrize(("number", "convicts"), [(signal.SIGKILL, 3), (signal.SIGABRT, 1)])
+def test_only_the_third_kill_from_outside_convicts_but_the_first_crash(tmp_path: Path, number: signal.Signals, convicts: int) -> None:
+    async def scenario(server: Server) -> None:
+        for epoch in range(1, convicts + 1):
+            await server.event(event="worker_ready", worker="a", epoch=epoch)
+            os.kill(server.pid("a"), number)
+            seen = await server.tell("b", "saw", f"down probe/a@{epoch}")
+            (line,) = [line for line in seen.splitlines() if line.startswith(f"down probe/a@{epoch} ")]
+            assert line.endswith("suspects r1 alone" if epoch == convicts else "suspects r1"), line
+        await server.event(event="worker_ready", worker="a", epoch=convicts + 1)
+
+    serve(tmp_path, [WorkerSpec("a", suspects=board_of("r1")), WorkerSpec("b")], scenario)
+
+
+def test_a_death_that_was_asked_for_makes_no_suspects(tmp_path: Path) -> None:
+    async def scenario(server: Server) -> None:
+        assert server.supervisor.kill("a", "chaos")
+        assert "suspects" not in await server.tell("b", "saw", "down probe/a@1 chaos")
+        await server.event(event="worker_ready", worker="a", epoch=2)
+
+    serve(tmp_path, [WorkerSpec("a", suspects=board_of("r1")), WorkerSpec("b")], scenario)
+
+
 def test_a_worker_that_keeps_dying_fails_the_server_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TooManyRestarts, match=r"worker a died 2 times .* ValueError: boom while loading"):
         serve(tmp_path, [WorkerSpec("a", b"crash")], None, max_restarts=1)
