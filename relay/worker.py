@@ -114,7 +114,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         key_metrics=key_metrics,
         records=records,
     )
-    routes.is_draining = lambda: app.draining
+    routes.is_draining = lambda: app.draining or server.draining
     server = HttpServer(
         app,
         fds["listen"],
@@ -138,10 +138,16 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
             keys.refresh()
 
     async def on_drain() -> None:
-        """Running answers may finish, up to the limit; the rest end in an error event."""
-        app.draining = True
+        """Running answers may finish, up to the limit; the rest end in an error event. New connections are for the other gateways or the
+        next life of this one; where the whole server ends, their requests are refused."""
         with trio.move_on_after(config.runtime.drain_s * 0.9):
-            await app.until_idle()
+            if host.is_last_life:
+                app.draining = server.draining = True
+                await app.until_idle()
+            else:
+                server.stop_accepting()
+                await server.until_unused()
+        app.draining = True
         actor.end_all(Draining("the server went down before this was finished; try again", retry_after_s=5.0))
         await app.until_idle()
         with trio.move_on_after(_WRITTEN_WITHIN_S):

@@ -157,7 +157,6 @@ class Application:
         if isinstance(error, ClientGone):
             return
         if not exchange.started:
-            await exchange.discard_body()
             await exchange.refuse(error)
         else:
             await exchange.end_stream(error_event(error, exchange.public_id))

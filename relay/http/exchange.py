@@ -22,7 +22,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_DISCARD_BYTES, _DISCARD_WITHIN_S = 64 << 10, 1.0
 _SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _LONGEST_S = 86400
 _SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -58,7 +57,6 @@ class Exchange:
         self.decisions: list[Decision] = []
         self.finish_reasons: list[str] = []
         self.token_ns: list[list[int]] = []  # of each choice, when its tokens came
-        self._has_body = False
         self.log = log.bind(request_id=request_id)
         if self.public_id != request_id:
             self.log = self.log.bind(client_request_id=self.public_id)
@@ -118,24 +116,9 @@ class Exchange:
                     raise BodyTooLarge(f"the body has more than {max_bytes} bytes, which is the limit")
                 parts.append(part)
                 if not message.get("more_body", False):
-                    self._has_body = True
                     self.ledger.close(Span.GATEWAY_BODY, now_ns())
                     return b"".join(parts)
         raise RequestTimeout(f"the body was not there within {within_s:g} s")
-
-    async def discard_body(self) -> None:
-        """Take what is left of a short body, before an answer that needs none of it: an answer to half a request closes the connection, and
-        closing it over unread bytes resets it, so that the client may never see the answer."""
-        length = dict(self.scope["headers"]).get(b"content-length", b"0")
-        if self._has_body or not length.isdigit() or int(length) > _DISCARD_BYTES:
-            return
-        size, more = 0, True
-        with trio.move_on_after(_DISCARD_WITHIN_S):
-            while more and size <= _DISCARD_BYTES:
-                message = await self.receive()
-                size += len(message.get("body", b""))
-                more = message["type"] == "http.request" and message.get("more_body", False)
-        self.ledger.close(Span.GATEWAY_BODY, now_ns())
 
     async def until_disconnect(self) -> None:
         """Return when the client has gone."""

@@ -104,7 +104,9 @@ class WorkerDown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Supervisor to worker: finish and exit."""
+    """Supervisor to worker: finish and exit. `whole`: all others do too, and there will be no next life."""
+
+    whole: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -64,7 +64,7 @@ class Hosted:
 
 
 class Host:
-    """What the composition may use of the worker it lives in: `start`, `node`, `ask`, `peer_fds`."""
+    """What the composition may use of the worker it lives in: `start`, `node`, `ask`, `peer_fds`, and once it drains `is_last_life`."""
 
     def __init__(self, channel: ControlChannel, start: Start) -> None:
         self.start = start
@@ -75,6 +75,7 @@ class Host:
         self._asked: dict[int, trio.Event] = {}
         self._answers: dict[int, Answers] = {}
         self._draining = False
+        self.is_last_life = False  # the whole server drains
 
     async def ask(self, kind: str, body: bytes, deadline_s: float) -> Answers:
         """One answer for the whole server: what each worker said, and who was silent. Kinds "admin.*" go to the root alone."""
@@ -129,6 +130,7 @@ class Host:
                         self._answers[frame.ask_id] = frame
                         self._asked[frame.ask_id].set()
                 case Drain():
+                    self.is_last_life = frame.whole
                     nursery.start_soon(self._drain, hosted.on_drain, nursery.cancel_scope)
                 case _:
                     raise RuntimeFault(f"{type(frame).__name__} is not for a worker")

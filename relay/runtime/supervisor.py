@@ -301,7 +301,7 @@ class Supervisor:
                 member.life.end("not ready when the server stopped", announced=True)
             else:
                 member.life.state = "draining"
-                member.life.tell(Drain())
+                member.life.tell(Drain(whole=True))
 
     def _hurry(self) -> None:
         for member in self._members.values():
