@@ -113,6 +113,7 @@ class GatewayActor:
         self._max_attempts, self._on_event = max_attempts, on_event
         self._flights: dict[str, Flight] = {}
         self._router: Address | None = None
+        self._closing: RequestError | None = None  # what every flight ends in from now on
 
     async def run(self, context: Context) -> None:
         """Serve until the worker ends; whatever still flies then ends in a typed error."""
@@ -131,7 +132,9 @@ class GatewayActor:
         """Start it; or end it at once, if the router is too far behind. What has started is never refused for that."""
         self._flights[flight.request_id] = flight
         self._on_event("admitted")
-        if self._router is not None:
+        if self._closing is not None:
+            self._end(flight, error=self._closing)
+        elif self._router is not None:
             try:
                 self._context.offer(self._router, self._admission(flight, again=False))
             except LaneFull:
@@ -160,7 +163,8 @@ class GatewayActor:
         self._context.post(decode, Resume(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address))
 
     def end_all(self, error: RequestError) -> None:
-        """Whatever still flies ends in this error; what can be resumed elsewhere goes on for a while."""
+        """Whatever still flies or is yet to start ends in this error; what can be resumed elsewhere goes on for a while."""
+        self._closing = error
         for flight in list(self._flights.values()):
             self.leave(flight, error.code)
             self._end(flight, error=error)

@@ -150,7 +150,13 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ready_within_s: Annotated[float, _doc("time a worker has to load and be ready", gt=0)] = 120.0
     drain_s: Annotated[float, _doc("running requests get so long to end when the server stops", ge=0)] = 30.0
     link_deadline_s: Annotated[float, _doc("a link that stays cut for so long ends in the death of one side", gt=0)] = 5.0
-    max_restarts: Annotated[int, _doc("deaths of one worker in `within_s` before the server gives up", ge=0)] = 10
+    max_restarts: Annotated[
+        int,
+        _doc(
+            "deaths of one worker in `within_s`; beyond it, it rests between restarts while others have its role, else the server ends",
+            ge=0,
+        ),
+    ] = 10
     within_s: Annotated[float, _doc("window of `max_restarts`", gt=0)] = 60.0
     first_backoff_s: Annotated[float, _doc("wait before the first restart; doubles with each further death", ge=0)] = 0.05
     most_backoff_s: Annotated[float, _doc("longest wait before a restart", ge=0)] = 5.0

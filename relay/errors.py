@@ -157,7 +157,7 @@ class KernelsUnavailable(StartError):
 
 
 class TooManyRestarts(StartError):
-    """A worker died more than `max_restarts` times in `within_s`: the server stops rather than flap."""
+    """A worker died more than `max_restarts` times in `within_s`, and nobody else serves its role: the server stops rather than flap."""
 
 
 class RuntimeFault(RelayError):

@@ -24,7 +24,7 @@ from relay.errors import ConfigError, KernelsUnavailable, StartError
 from relay.kernels.cuda_devices import Gpu, find_gpus, refuse_expandable_segments
 from relay.kv.memory import create
 from relay.model.source import Progress, resolve
-from relay.plan import Plan, PlannedWorker, make_plan
+from relay.plan import EngineTask, Plan, PlannedWorker, make_plan
 from relay.runtime.run_directory import run_directory
 from relay.runtime.supervisor import OnEvent, Supervisor, WorkerSpec
 from relay.weights import SharedWeights, estimate, pack
@@ -93,10 +93,21 @@ def worker_spec(worker: PlannedWorker, listen_fd: int, weights_fd: int | None) -
         on_device = worker.memory is not None
         memory = EngineMemory(worker.name, worker.pool.pool_bytes, weights_fd, on_device)
         share = () if on_device else ("kv",)
-        return WorkerSpec(worker.name, payload, memory.of_epoch, share=share, drain_rank=worker.drain_rank, suspects=memory.suspects)
+        assert isinstance(worker.task, EngineTask)
+        reserve = worker.task.reserve
+        return WorkerSpec(
+            worker.name,
+            payload,
+            memory.of_epoch,
+            share=share,
+            drain_rank=worker.drain_rank,
+            suspects=memory.suspects,
+            roles=tuple(role for role in worker.task.actors if role not in reserve),
+            reserve=reserve,
+        )
     if worker.name.startswith("gateway-"):
-        return WorkerSpec(worker.name, payload, lambda epoch: {"listen": listen_fd}, drain_rank=worker.drain_rank)
-    return WorkerSpec(worker.name, payload, drain_rank=worker.drain_rank)
+        return WorkerSpec(worker.name, payload, lambda epoch: {"listen": listen_fd}, drain_rank=worker.drain_rank, roles=("gateway",))
+    return WorkerSpec(worker.name, payload, drain_rank=worker.drain_rank, roles=("router",))
 
 
 @dataclass(frozen=True)
@@ -174,6 +185,8 @@ async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | 
             match kind:
                 case "admin.processes":
                     return msgspec.json.encode({"workers": supervisor.table(), "spares": supervisor.spares()})
+                case "ready":
+                    return msgspec.json.encode(supervisor.resting())
                 case "admin.drain":
                     return b"yes" if supervisor.recycle(body.decode()) else b"no"
             return None

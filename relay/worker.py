@@ -153,10 +153,14 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         with trio.move_on_after(_WRITTEN_WITHIN_S):
             await server.until_quiet()
 
+    def on_hurry() -> None:
+        app.draining = server.draining = True
+        actor.end_all(Draining("the server goes down at once, and this was not finished; try again", retry_after_s=5.0))
+
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: actor.run}
     if quota is not None and task.quota is not None:
         actors[task.quota] = quota.run
-    return Hosted(actors=actors, on_ask=on_ask, on_drain=on_drain, background=[server.run, reload_keys])
+    return Hosted(actors=actors, on_ask=on_ask, on_drain=on_drain, on_hurry=on_hurry, background=[server.run, reload_keys])
 
 
 def _router(task: RouterTask) -> Hosted:

@@ -72,6 +72,8 @@ class _Printer:
                 text = f"  {fields['worker']:<12} ready after {fields['in_s']:.1f} s"
             case "worker_died":
                 text = f"  {fields['worker']:<12} ended: {fields['reason']}"
+            case "worker_rests":
+                text = f"  {fields['worker']:<12} rests for {fields['in_s']:g} s: {fields['reason']}"
             case "draining":
                 text = f"draining {fields['workers']}"
             case "drained":

@@ -47,18 +47,20 @@ class ServerRoutes:
         await exchange.respond(200, b'{"status":"ok"}')
 
     async def readyz(self, exchange: Exchange) -> None:
-        """200 only if a request would be served: a router is there and has a prefill and a decode worker to place on."""
-        why = ""
+        """200 only if a request would be served: a router is there and has a prefill and a decode worker to place on. Names those of which
+        the server has to do without for a while, since they died too often."""
+        why, resting = "", []
         if self.is_draining():
             why = "draining"
         else:
             answers = await self._ask("ready", b"", _ANSWER_WITHIN_S)
+            resting = msgspec.json.decode(answers.answers.get(SUPERVISOR, b"[]"), type=list[str])
             if b"yes" not in answers.answers.values():
                 why = "workers are starting" if b"no" in answers.answers.values() else "the router does not answer"
         if why:
             await exchange.respond(503, msgspec.json.encode({"status": "unavailable", "reason": why}), headers={"Retry-After": "1"})
         else:
-            await exchange.respond(200, b'{"status":"ready"}')
+            await exchange.respond(200, msgspec.json.encode({"status": "ready", **({"resting": resting} if resting else {})}))
 
     async def metrics(self, exchange: Exchange) -> None:
         answers = await self._ask("metrics", b"", _ANSWER_WITHIN_S)

@@ -104,9 +104,11 @@ class WorkerDown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Supervisor to worker: finish and exit. `whole`: all others do too, and there will be no next life."""
+    """Supervisor to worker: finish and exit. `whole`: all others do too, and there will be no next life. `at_once`: what is unfinished ends
+    in an error; that may come behind one without."""
 
     whole: bool = False
+    at_once: bool = False
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -43,6 +43,10 @@ async def _nothing_to_finish() -> None:
     await trio.lowlevel.checkpoint()
 
 
+def _nothing_to_cut_short() -> None:
+    pass
+
+
 async def _nothing_to_say(kind: str, body: bytes) -> bytes | None:
     await trio.lowlevel.checkpoint()
     return None
@@ -53,13 +57,15 @@ class Hosted:
     """What lives in this worker.
 
     actors: name to run function; one that ends, ends the worker. on_ask: (kind, body) to an answer, or None. progress: (steps ended, age
-    in seconds of the one that runs, 0 if none does). on_drain: returns when everything is finished. background: beside the actors, may end.
+    in seconds of the one that runs, 0 if none does). on_drain: returns when everything is finished. on_hurry: what is unfinished ends in an
+    error, so that on_drain returns soon. background: beside the actors, may end.
     """
 
     actors: Mapping[str, Callable[[Context], Awaitable[None]]]
     on_ask: Handler = _nothing_to_say
     progress: Callable[[], tuple[int, float]] = _no_engine
     on_drain: Callable[[], Awaitable[None]] = _nothing_to_finish
+    on_hurry: Callable[[], None] = _nothing_to_cut_short
     background: Sequence[Callable[[], Awaitable[None]]] = field(default_factory=tuple)
 
 
@@ -130,8 +136,12 @@ class Host:
                         self._answers[frame.ask_id] = frame
                         self._asked[frame.ask_id].set()
                 case Drain():
-                    self.is_last_life = frame.whole
-                    nursery.start_soon(self._drain, hosted.on_drain, nursery.cancel_scope)
+                    self.is_last_life = self.is_last_life or frame.whole
+                    if frame.at_once:
+                        hosted.on_hurry()
+                    if not self._draining:
+                        self._draining = True
+                        nursery.start_soon(self._drain, hosted.on_drain, nursery.cancel_scope)
                 case _:
                     raise RuntimeFault(f"{type(frame).__name__} is not for a worker")
         raise trio.BrokenResourceError("the root is gone")
@@ -142,7 +152,6 @@ class Host:
             raise RuntimeFault(f"actor {name} returned though the worker was not told to drain")
 
     async def _drain(self, on_drain: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-        self._draining = True
         await on_drain()
         with trio.move_on_after(_FLUSH_WITHIN_S):
             await self._peers.flushed()

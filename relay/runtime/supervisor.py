@@ -1,7 +1,9 @@
 """Starts the workers, tells each who is up and down, restarts the dead, fences the hung, drains, and gathers answers of the whole server.
 
 In: what workers say (by way of `Incarnation`), `drain`, `kill`, `ask`. Out: `Start`, `WorkerUp`, `WorkerDown`, `Drain`, `Ask`, `Answers`.
-Ends when all workers have drained, or raises StartError: a worker says that it cannot start, or one died too often (TooManyRestarts).
+Ends when all workers have drained, or raises StartError: a worker says that it cannot start, or one died too often (TooManyRestarts) whose
+role nobody else serves. Before that those of the lowest drain rank, the gateways, end their streams. A worker that died too often while its
+role is served rests, longer each time, before it starts again.
 
 Who is fenced for a link that stays cut: the one that cannot be reached, at the first report of a life; at further reports the reporter
 itself, since then the fault is more likely its own. Both start again, so a wrong guess costs one restart.
@@ -31,6 +33,7 @@ from relay.runtime.suspicion import Suspicion
 
 _SIGNALS_ARRIVE_WITHIN_S = 0.25
 _UNREADY_LIVES = 4
+_ENDINGS_WITHIN_S = 2.0  # streams that are cut short end in an event, if their clients read
 _LATER_RANKS_S = 2.0  # what a rank has to drain when those before it used up the deadline
 _log = structlog.get_logger()
 
@@ -52,7 +55,7 @@ class WorkerSpec:
     reaped, that call is the place to close the old ones (a new memfd per epoch; the root's descriptor makes a kill a mere unmapping).
     suspects: asked once a life has ended that nobody wanted to end: the requests whose step it died in, and whether that step was one of a
     single request that is under suspicion. share: names among them that every other worker gets with `WorkerUp`. drain_rank: lower ranks
-    drain first.
+    drain first. roles: what it is there for; reserve: what it does too while nobody else lives who could.
     """
 
     name: str
@@ -61,24 +64,26 @@ class WorkerSpec:
     share: tuple[str, ...] = ()
     drain_rank: int = 0
     suspects: Callable[[], tuple[tuple[str, ...], bool]] = _nobody
+    roles: tuple[str, ...] = ()
+    reserve: tuple[str, ...] = ()
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the process table. `steps` and `step_age_s` are of the last heartbeat."""
+    """One line of the process table. `steps` and `step_age_s` are of the last heartbeat. Who rests died too often to start again now."""
 
     worker: str
     pid: int | None
     epoch: int
     restarts: int
-    state: Literal["starting", "up", "draining", "down", "ended"]
+    state: Literal["starting", "up", "draining", "down", "resting", "ended"]
     last_death: str
     steps: int
     step_age_s: float
 
 
 class OnEvent(Protocol):
-    """Told of spare_started, worker_started, worker_ready, worker_died, worker_restarting, worker_refused, draining and drained, with
-    their fields."""
+    """Told of spare_started, worker_started, worker_ready, worker_died, worker_restarting, worker_rests, worker_refused, draining and
+    drained, with their fields."""
 
     def __call__(self, name: str, /, **fields: str | int | float) -> None: ...
 
@@ -88,7 +93,9 @@ class _Member:
     """What outlives the lives of one worker."""
 
     spec: WorkerSpec
+    policy: RestartPolicy
     epoch: int = 0
+    rests: bool = False
     life: Incarnation | None = None
     fds: dict[str, int] = field(default_factory=dict)
     up: WorkerUp | None = None
@@ -100,6 +107,11 @@ class _Member:
 
     def shared(self) -> dict[str, int]:
         return {name: self.fds[name] for name in self.spec.share}
+
+    def serves(self, role: str) -> bool:
+        """Whether it has that role and can be counted on: it is up, or will be soon."""
+        has = role in self.spec.roles or role in self.spec.reserve
+        return has and not self.rests and (self.up is not None or self.policy.too_many(trio.current_time()) is None)
 
 
 class Supervisor:
@@ -122,7 +134,7 @@ class Supervisor:
             raise StartError(f"worker names must differ, and be file names: {', '.join(names)}")
         self._run_dir, self._settings, self._on_event = run_dir, settings, on_event
         self._spares = Spares(command, settings.spares, self._all_up, lambda pid: self._tell_event("spare_started", pid=pid))
-        self._members = {spec.name: _Member(spec) for spec in specs}
+        self._members = {spec.name: _Member(spec, self._policy(spec.name)) for spec in specs}
         self._asks = Asks(on_ask)
         self._suspicion = Suspicion()
         self._failure: StartError | None = None
@@ -165,14 +177,18 @@ class Supervisor:
         self._tell_event("drained")
 
     async def drain_on_signal(self, deadline_s: float | None = None) -> None:
-        """Drain at the first SIGTERM or SIGINT; a second one ends the waiting."""
+        """Drain at the first SIGTERM or SIGINT; a second one has streams end in an event at once, a third one waits for nothing."""
+        hurried = False
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
                 async for _ in signals:
                     if not self._draining:
                         nursery.start_soon(self.drain, deadline_s)
+                    elif not hurried:
+                        hurried = True
+                        nursery.start_soon(self._hurry)
                     else:
-                        self._hurry()
+                        self._stop_at_once()
 
     def recycle(self, worker: str, deadline_s: float | None = None) -> bool:
         """Drain one worker and start it again; who has not drained by `deadline_s` is killed. Whether there was such a worker up."""
@@ -214,6 +230,10 @@ class Supervisor:
         """The pids of processes that wait to replace a dead one."""
         return self._spares.pids()
 
+    def resting(self) -> tuple[str, ...]:
+        """Workers that died too often to be started again now; others have their roles."""
+        return tuple(name for name, member in self._members.items() if member.rests)
+
     def _all_up(self) -> bool:
         return not self._draining and all(member.up is not None for member in self._members.values())
 
@@ -225,13 +245,6 @@ class Supervisor:
     async def _keep(self, member: _Member) -> None:
         """One for one: each worker is restarted on its own account."""
         settings, name = self._settings, member.spec.name
-        policy = RestartPolicy(
-            name,
-            max_restarts=settings.max_restarts,
-            within_s=settings.within_s,
-            first_s=settings.first_backoff_s,
-            most_s=settings.most_backoff_s,
-        )
         while not member.drain.is_set():
             member.epoch += 1
             death = await self._live(member)
@@ -242,17 +255,63 @@ class Supervisor:
                     raise StartError(f"worker {name} cannot start: {death.reason}")
                 if not death.announced and not member.ready_once.is_set() and member.epoch >= _UNREADY_LIVES:
                     raise StartError(f"worker {name} died {member.epoch} times before it was ever ready; the last time: {death.reason}")
-                wait_s = settings.first_backoff_s if death.announced else policy.died(trio.current_time(), death.reason)
+                wait_s = settings.first_backoff_s if death.announced else self._wait_of(member, death)
             except StartError as error:
-                self._failure = error
-                self._tell_event("worker_refused", worker=name, reason=str(error))
-                self._nursery.cancel_scope.cancel()
+                await self._give_up(error, name)
                 return
             self._tell_event("worker_restarting", worker=name, epoch=member.epoch + 1, in_s=round(wait_s, 3))
             with trio.move_on_after(wait_s):
                 await member.drain.wait()
+            member.rests = False
+        member.rests = False
         member.ended.set()
         member.ready_once.set()
+
+    def _policy(self, name: str) -> RestartPolicy:
+        settings = self._settings
+        return RestartPolicy(
+            name,
+            max_restarts=settings.max_restarts,
+            within_s=settings.within_s,
+            first_s=settings.first_backoff_s,
+            most_s=settings.most_backoff_s,
+        )
+
+    def _wait_of(self, member: _Member, death: Death) -> float:
+        """How long it stays down now. Raises TooManyRestarts if it should for long, and cannot."""
+        now, roles = trio.current_time(), member.spec.roles
+        wait_s = member.policy.died(now, death.reason)
+        too_many = member.policy.too_many(now)
+        if too_many is not None:
+            others = [other for other in self._members.values() if other is not member]
+            if not roles or not all(any(other.serves(role) for other in others) for role in roles):
+                raise too_many
+            member.rests = True
+            self._tell_event("worker_rests", worker=member.spec.name, reason=str(too_many), in_s=round(wait_s, 3))
+        return wait_s
+
+    async def _give_up(self, error: StartError, worker: str) -> None:
+        """The server ends with this error, but streams end first."""
+        if self._failure is None:
+            self._failure, self._draining = error, True
+            self._tell_event("worker_refused", worker=worker, reason=str(error))
+            await self._end_streams()
+            self._nursery.cancel_scope.cancel()
+
+    async def _end_streams(self) -> None:
+        """Who drains first ends what it has, now. Nobody starts again."""
+        lowest = min(member.spec.drain_rank for member in self._members.values())
+        first = [member for member in self._members.values() if member.spec.drain_rank == lowest]
+        for member in self._members.values():
+            member.drain.set()
+        for member in first:
+            if member.life is not None and member.up is not None:
+                member.life.state = "draining"
+                member.life.tell(Drain(whole=True, at_once=True))
+        with trio.move_on_after(_ENDINGS_WITHIN_S):
+            for member in first:
+                if member.up is not None:
+                    await member.ended.wait()
 
     async def _live(self, member: _Member) -> Death:
         """One life, from its start to the news of its death."""
@@ -303,7 +362,11 @@ class Supervisor:
                 member.life.state = "draining"
                 member.life.tell(Drain(whole=True))
 
-    def _hurry(self) -> None:
+    async def _hurry(self) -> None:
+        await self._end_streams()
+        self._stop_at_once()
+
+    def _stop_at_once(self) -> None:
         for member in self._members.values():
             member.drain.set()
             if member.life is not None:
@@ -371,7 +434,7 @@ class Supervisor:
                 other.life.tell(frame, fds)
 
     def _tell_event(self, name: str, **fields: str | int | float) -> None:
-        _log.info(name, **fields)
+        (_log.error if name in ("worker_rests", "worker_refused") else _log.info)(name, **fields)
         if self._on_event is not None:
             self._on_event(name, **fields)
 
@@ -382,7 +445,7 @@ class Supervisor:
             pid=life.pid if life is not None else None,
             epoch=member.epoch,
             restarts=max(member.epoch - 1, 0),
-            state=life.state if life is not None else "ended" if member.ended.is_set() else "down",
+            state=life.state if life is not None else "ended" if member.ended.is_set() else "resting" if member.rests else "down",
             last_death=member.last_death,
             steps=life.steps if life is not None else 0,
             step_age_s=life.step_age_s if life is not None else 0.0,

@@ -1,6 +1,7 @@
 """A worker for the tests: `python hosted.py CONTROL_FD ROOT_PID`. Its one actor, `probe/<worker>`, writes down what it sees.
 
 Start.payload: "refuse" and "crash" end it while loading, "stay" makes it ignore a drain, "bye ADDRESS" send a `Revoke` when it drains,
+"hurried" ends a drain only once it is told to cut short what is unfinished,
 "block" stop its loop for ever once it is ready, after printing "blocked".
 A question's kind is what to do, its body "<worker> <argument>"; workers that are not named have nothing to say.
   saw TEXT       when something with TEXT was seen: all lines
@@ -38,6 +39,7 @@ class Probe:
         self._lines: list[str] = []
         self._changed = trio.Event()
         self._hangs = False
+        self.hurried = trio.Event()
 
     async def run(self, context: Context) -> None:
         self._context = context
@@ -68,6 +70,8 @@ class Probe:
     async def drain(self) -> None:
         if self._behaviour == "stay":
             await trio.sleep_forever()
+        if self._behaviour == "hurried":
+            await self.hurried.wait()
         verb, _, to = self._behaviour.partition(" ")
         if verb == "bye":
             self._context.post(address(to), Revoke(request_id="r", attempt=1, decode=self._context.address))
@@ -126,6 +130,7 @@ async def assemble(start: Start, fds: dict[str, int], host: Host) -> Hosted:
         on_ask=probe.answer,
         progress=probe.progress,
         on_drain=probe.drain,
+        on_hurry=probe.hurried.set,
         background=[partial(trio.sleep, 0)],
     )
 

@@ -275,6 +275,35 @@ def test_a_worker_that_keeps_dying_fails_the_server_and_leaves_nothing(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_worker_that_keeps_dying_rests_while_another_has_its_role_in_reserve(tmp_path: Path) -> None:
+    async def scenario(server: Server) -> None:
+        os.kill(server.pid("a"), signal.SIGKILL)
+        rests = await server.event(event="worker_rests", worker="a")
+        assert "worker a died 1 times in 60 s, the last time of: SIGKILL" in str(rests["reason"])
+        assert server.supervisor.resting() == ("a",)
+        assert [(row.worker, row.state) for row in server.supervisor.table()] == [("a", "resting"), ("b", "up")]
+        await server.event(event="worker_ready", worker="a", epoch=2)
+        assert server.supervisor.resting() == ()
+
+    serve(tmp_path, [WorkerSpec("a", roles=("x",)), WorkerSpec("b", roles=("y",), reserve=("x",))], scenario, max_restarts=0)
+
+
+def test_the_server_ends_when_a_role_is_left_to_nobody_and_lets_streams_end_first(tmp_path: Path) -> None:
+    """`a` rests, so that `b` was the only one with the role; the one that drains first is told to cut short what it has."""
+
+    async def scenario(server: Server) -> None:
+        os.kill(server.pid("a"), signal.SIGKILL)
+        await server.event(event="worker_rests", worker="a")
+        os.kill(server.pid("b"), signal.SIGKILL)
+        await trio.sleep_forever()
+
+    specs = [WorkerSpec("a", roles=("x",), drain_rank=1), WorkerSpec("b", roles=("x",), drain_rank=1), WorkerSpec("gate", b"hurried")]
+    events: list[dict[str, Value]] = []
+    with pytest.RaisesGroup(pytest.RaisesExc(TooManyRestarts, match="worker b died 1 times"), flatten_subgroups=True, allow_unwrapped=True):
+        serve(tmp_path, specs, scenario, max_restarts=0, at_event=lambda run_dir, event: events.append(event))
+    assert [event["reason"] for event in events if event["event"] == "worker_died" and event["worker"] == "gate"] == ["drained"]
+
+
 def test_a_worker_that_can_never_start_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="worker a cannot start: the model is not one that is served") as caught:
         serve(tmp_path, [WorkerSpec("a", b"refuse")], None, max_restarts=10)
