@@ -145,7 +145,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How actors live and talk."""
 
     heartbeat_s: Annotated[float, _doc("each worker says so often that it lives", gt=0)] = 0.5
-    silent_s: Annotated[float, _doc("a worker without heartbeat for so long is killed", gt=0)] = 2.0
+    silent_s: Annotated[float, _doc("a worker without heartbeat for so long is killed; if it computes, after ten times that", gt=0)] = 2.0
     hang_s: Annotated[float, _doc("a worker whose engine step is older than this is killed", gt=0)] = 5.0
     ready_within_s: Annotated[float, _doc("time a worker has to load and be ready", gt=0)] = 120.0
     drain_s: Annotated[float, _doc("running requests get so long to end when the server stops", ge=0)] = 30.0

@@ -71,16 +71,18 @@ class Child:
         return signal.Signals(-code).name if code < 0 else f"exit {code}"
 
 
-def run_delay_ns(pid: int) -> int:
-    """How long the threads of a process have been runnable and waiting for a core, all told; 0 if that cannot be read."""
-    total = 0
+def scheduled_ns(pid: int) -> tuple[int, int]:
+    """How long the threads of a process have run, and have been runnable and waiting for a core, all told; zeros if that cannot be read."""
+    ran = waited = 0
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/schedstat", "rb") as file:
-                total += int(file.read().split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-    return total
+                on_core, runnable = file.read().split()[:2]
+            ran += int(on_core)
+            waited += int(runnable)
+    except (OSError, ValueError):
+        return 0, 0
+    return ran, waited
 
 
 def signal_at_parents_death(number: signal.Signals) -> None:

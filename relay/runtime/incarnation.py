@@ -16,7 +16,7 @@ import trio
 
 from relay.config import RuntimeConfig
 from relay.errors import FrameTooLarge, RuntimeFault
-from relay.runtime.child import Child, run_delay_ns
+from relay.runtime.child import Child, scheduled_ns
 from relay.runtime.control import Outbox, close_all
 from relay.runtime.frames import Answer, Ask, Control, Crashed, Fault, Heartbeat, Leave, Ready, Start
 from relay.runtime.suspicion import Blame, blame_of
@@ -24,7 +24,8 @@ from relay.runtime.suspicion import Blame, blame_of
 _EXIT_WITHIN_S = 0.5  # a dying interpreter closes its sockets before it exits with its code
 _LAST_WORDS_WITHIN_S = 0.25
 _STARVED_SHARE = 0.3
-_STARVED_FOR_AT_MOST = 10  # times the limit: then it goes, starved or not
+_BUSY_SHARE = 0.3
+_EXCUSED_FOR_AT_MOST = 10  # times the limit: then it goes, whatever keeps it
 _log = structlog.get_logger()
 
 
@@ -57,8 +58,8 @@ class Incarnation:
         self._child: Child | None = None
         self._outbox: Outbox | None = None
         self._ready, self._heard = trio.Event(), 0.0
-        self._run_delay = trio.current_time(), 0  # when it was last looked at, and what it was
-        self._starved = False
+        self._scheduled = trio.current_time(), (0, 0)  # when it was last looked at, and what it was
+        self._starved = self._busy = False
         self._late_step = -1
         self._scope = trio.CancelScope()
         self._reason, self._announced, self._last_words = "", False, Crashed(reason="")
@@ -150,7 +151,7 @@ class Incarnation:
         elif self._late_step != beat.steps:
             self._late_step = beat.steps
         else:
-            if self._starved and beat.step_age_s < _STARVED_FOR_AT_MOST * self._settings.hang_s:
+            if self._starved and beat.step_age_s < _EXCUSED_FOR_AT_MOST * self._settings.hang_s:
                 return
             self.end(
                 f"hung: the step after {beat.steps} has not ended in {beat.step_age_s:.1f} s (runtime.hang_s is {self._settings.hang_s:g})",
@@ -158,16 +159,18 @@ class Incarnation:
             )
 
     def _look_at_cores(self) -> None:
-        """Whether it was runnable and did not run for a good part of the last round: then others have the cores, and killing it would not
-        help. A stopped process is not runnable, and one that spins runs."""
+        """Whether it waited for a core, or ran, for a good part of the last round. If it waits, others have the cores, and killing it would
+        not help; one that runs is at something that will end. A stopped or deadlocked process does neither."""
         if self.pid is not None:
-            now, delay_ns = trio.current_time(), run_delay_ns(self.pid)
-            before, before_ns = self._run_delay
-            self._run_delay = now, delay_ns
-            self._starved = delay_ns - before_ns > _STARVED_SHARE * 1e9 * (now - before)
+            now, (ran, waited) = trio.current_time(), scheduled_ns(self.pid)
+            before, (ran_before, waited_before) = self._scheduled
+            self._scheduled = now, (ran, waited)
+            self._starved = waited - waited_before > _STARVED_SHARE * 1e9 * (now - before)
+            self._busy = ran - ran_before > _BUSY_SHARE * 1e9 * (now - before)
 
     async def _guard(self) -> None:
-        """Kill it when it is not ready in time, and when it is silent afterwards."""
+        """Kill it when it is not ready in time, and when it is silent afterwards: soon if it does nothing, late if it runs or would like
+        to, for a loop that spins for ever must end as well."""
         with trio.move_on_after(self._settings.ready_within_s):
             await self._ready.wait()
         if not self._ready.is_set():
@@ -182,7 +185,7 @@ class Incarnation:
                 _log.warning("supervisor_was_late", by_s=round(now - before - round_s, 3))
                 self._heard = now
             elif self.state != "draining" and now - self._heard > self._settings.silent_s:  # its drain has a limit of its own
-                if self._starved and now - self._heard < _STARVED_FOR_AT_MOST * self._settings.silent_s:
+                if (self._starved or self._busy) and now - self._heard < _EXCUSED_FOR_AT_MOST * self._settings.silent_s:
                     continue
                 self.end(f"silent for {now - self._heard:.1f} s (runtime.silent_s is {self._settings.silent_s:g})", blame="anybody")
 

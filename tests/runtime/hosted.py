@@ -10,6 +10,7 @@ A question's kind is what to do, its body "<worker> <argument>"; workers that ar
   fd NAME        what lies in its own descriptor; fd ACTOR@EPOCH NAME: in one that a peer shared
   hang           its engine stands still from now on
   mute           it never answers
+  spin SECONDS   its loop computes for so long before it turns again
   ask KIND BODY  what the whole server says to that, as seen from this worker
   fail           its handler raises
 """
@@ -96,6 +97,10 @@ class Probe:
                 return f"{sorted(fds)} {os.pread(fds[name], 100, 0).decode() if name in fds else ''}".encode()
             case "hang":
                 self._hangs = True
+            case "spin":
+                until = time.monotonic() + float(argument)
+                while time.monotonic() < until:
+                    pass
             case "mute":
                 await trio.sleep_forever()
             case "ask":

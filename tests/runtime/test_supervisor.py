@@ -33,6 +33,7 @@ class Server:
         self.supervisor = Supervisor(run_dir, specs, settings, COMMAND, self._on_event, on_ask)
         self.events: list[dict[str, Value]] = []
         self._changed = trio.Event()
+        self.tasks: trio.Nursery
         self.at_event: Callable[[Path, dict[str, Value]], None] = lambda run_dir, event: None
 
     def _on_event(self, name: str, /, **fields: Value) -> None:
@@ -98,6 +99,7 @@ def serve(
             else:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(server.supervisor.run)
+                    server.tasks = nursery
                     await scenario(server)
                     await server.supervisor.drain(10.0)
                 ended = {row.worker: (row.state, row.last_death) for row in server.supervisor.table()}
@@ -199,6 +201,18 @@ def test_a_stopped_worker_is_killed_after_its_silence(tmp_path: Path) -> None:
         await server.event(event="worker_ready", epoch=2)
 
     serve(tmp_path, names("a"), scenario, silent_s=1.0)
+
+
+def test_a_worker_that_computes_is_not_killed_for_its_silence_unless_it_never_ends(tmp_path: Path) -> None:
+    async def scenario(server: Server) -> None:
+        assert await server.tell("a", "spin", "2.5") == "done"
+        assert server.epochs() == {"a": 1}
+        server.tasks.start_soon(server.supervisor.ask, "spin", b"a 600", 20.0)
+        died = await server.event(event="worker_died", epoch=1)
+        assert str(died["reason"]).startswith("silent for "), died
+        await server.event(event="worker_ready", epoch=2)
+
+    serve(tmp_path, names("a"), scenario, silent_s=0.6)
 
 
 def test_an_actors_exception_is_the_reason_its_watchers_are_told(tmp_path: Path) -> None:
