@@ -252,7 +252,7 @@ class GatewayActor:
             ledger = flight.ledger
             ledger.fold(row.trail)
             ledger.fold(message.trail)
-            ledger.fold(((Span.HOP, now),))
+            ledger.close(Span.HOP, now)
             self._take(flight, row, now, message.source)
 
     def _take(self, flight: Flight, row: Row, now: int, source: Address) -> None:
@@ -288,7 +288,7 @@ class GatewayActor:
     def _on_refused(self, message: Refused) -> None:
         flight = self._current(message.request_id, message.attempt)
         if flight is not None:
-            flight.ledger.close(Span.PREFILL_QUEUE_CAPACITY, now_ns())
+            flight.ledger.fold(((Span.PREFILL_QUEUE_CAPACITY, now_ns()),))
             kind = _REFUSALS.get(message.code, Unavailable)
             self._end(flight, error=kind(message.message, retry_after_s=message.retry_after_s))
 
@@ -319,7 +319,7 @@ class GatewayActor:
         self, flight: Flight, reason: str, dead: tuple[Address, ...], *, suspect: bool, convicted: bool, drained: bool = False
     ) -> None:
         """The next attempt; unless it died alone on trial, or too many died without a token in between. A drain is no failure."""
-        flight.ledger.close(Span.RETRY_WASTED, max(now_ns(), flight.ledger.cursor_ns))
+        flight.ledger.lose(now_ns())
         flight.failures += not drained
         flight.dead = tuple(dict.fromkeys(flight.dead + dead))
         log.warning("attempt lost", request_id=flight.request_id, attempt=flight.attempt, reason=reason, tokens=len(flight.ids))

@@ -7,6 +7,7 @@ alone, as a tap on the messages that actors take and as a runner around the real
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -28,14 +29,16 @@ log = structlog.get_logger()
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """`action` strikes `worker` when `point` has been reached `after` times from now.
 
-    point: `message:TYPE` when an actor takes such a message; `step` when a step begins, `layer` some milliseconds into it; `now`. action:
+    point: `message:TYPE` when an actor takes such a message; `step` when a step begins, `layer` some milliseconds into it, `computed` as
+    it ends; `now`. action:
     kill (SIGKILL, announced: it convicts no request), announce (that a kill from outside follows), stop (SIGSTOP), cut (all links, for
-    `seconds`), corrupt (one bit of what the next step pushes); of an emulated device: lose (it, for good), exhaust (its memory, once).
+    `seconds`), corrupt (one bit of what the next step pushes), slow (from then on that point takes `seconds` longer each time, until it is
+    armed with 0); of an emulated device: lose (it, for good), exhaust (its memory, once).
     """
 
     worker: str
     point: str
-    action: Literal["kill", "announce", "stop", "cut", "corrupt", "lose", "exhaust"]
+    action: Literal["kill", "announce", "stop", "cut", "corrupt", "slow", "lose", "exhaust"]
     after: int = 1
     seconds: float = 1.0
 
@@ -59,6 +62,7 @@ class Faults:
         self.device: FaultyDevice | None = None
         self.board: StepBoard | None = None
         self._armed: list[tuple[Fault, list[int]]] = []
+        self._slow_s: dict[str, float] = {}  # by point
         self.corrupt_next = False
         host.node.on_taken = self._on_taken
 
@@ -79,6 +83,8 @@ class Faults:
         log.warning("fault armed", **msgspec.structs.asdict(fault))
         if fault.point == "now":
             self._strike(fault)
+        elif fault.action == "slow" and fault.seconds == 0:
+            self._slow_s.pop(fault.point, None)
         else:
             self._armed.append((fault, [fault.after]))
         return True
@@ -93,9 +99,11 @@ class Faults:
             if left[0] == 0:
                 self._armed.remove(armed)
                 self._strike(fault)
+        if point in self._slow_s:
+            time.sleep(self._slow_s[point])
 
     def _on_taken(self, address: Address, message: Message) -> None:
-        if self._armed:
+        if self._armed or self._slow_s:
             self.reached(f"message:{type(message).__name__}")
 
     def _strike(self, fault: Fault) -> None:
@@ -110,6 +118,8 @@ class Faults:
                 self._host.cut_links(fault.seconds)
             case "corrupt":
                 self.corrupt_next = True
+            case "slow":
+                self._slow_s[fault.point] = fault.seconds
             case "lose":
                 assert self.device is not None
                 self.device.lose()
@@ -119,7 +129,7 @@ class Faults:
 
 
 class FaultyRunner:
-    """A runner that reaches the points `step` and `layer`, corrupts what it was told to, and dies of one token, each time."""
+    """A runner that reaches the points `step`, `layer` and `computed`, corrupts what it was told to, and dies of one token, each time."""
 
     def __init__(self, runner: Runner, faults: Faults, poison_token: int | None) -> None:
         self._runner, self._launch, self._faults, self._poison_token = runner, launching(runner), faults, poison_token
@@ -152,6 +162,7 @@ class FaultyRunner:
         def result() -> StepResult:
             computed = pending.result()
             timer.cancel()
+            faults.reached("computed")
             if faults.corrupt_next:
                 for push in batch.pushes:
                     if len(push.target_blocks):

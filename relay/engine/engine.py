@@ -178,13 +178,10 @@ class Engine:
                 self._board.end()
 
     def _tell(self) -> None:
-        """The last report goes out now, if it has not; up to here its rows waited for this host."""
-        report, self._untold = self._untold, None
-        if report is None:
-            return
-        if report.trail:
-            report.trail = (*report.trail, (Span.DECODE_HOST, now_ns()))
-        self.computes()
+        """The last report goes out now, if it has not: its tokens' journey, which has begun at the end of their step, goes on."""
+        if self._untold is not None:
+            self._untold = None
+            self.computes()
 
     def _follow(self, step: Step, result: StepResult) -> tuple[Step, Pending] | None:
         """Begin the next step at once, with what was made ahead, if all have got a token and nothing else has happened."""

@@ -13,7 +13,7 @@ class Span(IntEnum):
     GATEWAY_AUTH = 1  # keys and limits
     GATEWAY_QUEUE = 2  # waiting for the gateway itself: a tokenizer thread, a router that is not there
     GATEWAY_TOKENIZE = 3  # parsing, template, tokenizing
-    HOP = 4  # a message on its way between two actors
+    HOP = 4  # a message on its way between two actors; of tokens, from the end of their step
     ROUTE_DECIDE = 5  # the router's own work
     PREFILL_QUEUE_CAPACITY = 6  # in the router: no worker had a place
     PREFILL_QUEUE_BLOCKS = 7  # at a prefill worker: its pool was full

@@ -72,7 +72,7 @@ class Connection:
                 for flight in self.flights:
                     self._close(flight, gone=outcome == "left" or isinstance(self.error, StreamLost))
                 self.ledger.close(Span.CANCELLED if outcome in ("left", "failed") else Span.OUT_DETOKENIZE, now_ns())
-                self.world.watch.ledger(self.name, self.ledger)
+                self.world.watch.ledger(self.name, self.ledger, self.flights)
             self.outcome = "broken" if self.life.dead else outcome
             self.done.set()
 

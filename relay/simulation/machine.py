@@ -10,6 +10,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from relay.clock import now_ns
 from relay.engine.modelled_runner import ModelledRunner
 from relay.engine.runner import Batch, Push, StepResult
 from relay.engine.sequence import Sequence
@@ -76,8 +77,10 @@ class Launched:
         step = self._life.compute.step
         if step is None or step.batch is not self._batch:
             raise Violation("steps", f"{self._life} computes what is not the batch of its step")
+        began_ns = now_ns()
         try:
             self._result = await self._compute(step)
+            self._life.world.watch.computed(self._life, step, now_ns() - began_ns)
         except _Abandoned:
             self._result = StepResult([], [], [], abandoned=True)
         self._over.set()

@@ -358,4 +358,22 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "jobs looked at early are not given to a step": (
         (_THREAD, "            jobs = self.arrived()\n", "            self._arrived = []\n            jobs = self.arrived()\n"),
     ),
+    # --- ledgers
+    "a token's journey is charged though the next step was computed beside it": (
+        (
+            "relay.ledger.ledger",
+            "        self._take_back()\n        cursor, slots = self.cursor_ns, self._slots\n",
+            "        self._settle()\n        cursor, slots = self.cursor_ns, self._slots\n",
+        ),
+    ),
+    "a step's time goes to the hop of its token": ((_GATEWAY, "            ledger.fold(message.trail)\n", ""),),
+    "a step's time ends where its floor does": (
+        (
+            "relay.engine.trails",
+            "        (Span.DECODE_EXCESS, alone),\n"
+            "        (Span.DECODE_INTERFERENCE, step.computed_ns),\n"
+            "        (Span.DECODE_HOST, ended),\n",
+            "",
+        ),
+    ),
 }

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from relay.simulation.world import World
 
 
+_STEPS = tuple(span for span in Span if span.name.startswith(("PREFILL_", "DECODE_")) and "QUEUE" not in span.name)
+
+
 @dataclass(slots=True)
 class Lease:
     """As both sides' messages tell it: from Prefill to Prefilled or Returned."""
@@ -84,6 +87,7 @@ class Watch:
         self.spoke_s: dict[str, float] = {}  # since when a decode actor keeps the log of this request, if it has ended
         self.tried: dict[str, None] = {}  # requests in whose lone step a worker died by chance
         self._kills: Counter[str] = Counter()  # workers that this request has killed
+        self._computed_ns: Counter[tuple[Address, str]] = Counter()  # of a request's steps at this decode actor
         self.n_endings_sent = 0
         self.readers = Readers(world.scenario.pace.grace_s)
 
@@ -260,12 +264,24 @@ class Watch:
             return
         raise Violation("write without a lease", f"{writer} writes for {key} into {owner}, and no lease was given")
 
-    def ledger(self, name: str, ledger: Ledger) -> None:
-        """At the end of a request."""
+    def computed(self, life: "Life", step: Step, took_ns: int) -> None:
+        """By the machine, which looks at its own clock."""
+        for part in step.parts:
+            for address in life.addresses if part.sequence.side == "decode" else ():
+                self._computed_ns[address, part.sequence.request_id] += took_ns
+
+    def ledger(self, name: str, ledger: Ledger, flights: list[Flight]) -> None:
+        """At the end of a request. Its steps were waited for, each to its end: no less may be theirs."""
         if ledger.violations or ledger[Span.UNACCOUNTED]:
             raise Violation("ledger", f"{name}: {ledger.violations} stamps before the cursor")
         if sum(ledger.spans().values()) != ledger.wall_ns or ledger.cursor_ns > now_ns():
             raise Violation("ledger", f"{name}: spans sum to {sum(ledger.spans().values())} of {ledger.wall_ns}")
+        flight = flights[0]
+        if len(flights) > 1 or flight.finish is None or flight.decode is None or flight.n_attempts > 1 or flight.resumed:
+            return  # several waited for each other, or nobody waited for all of it
+        took, said = self._computed_ns[flight.decode, flight.request_id], sum(ledger[span] for span in _STEPS)
+        if said < took:
+            raise Violation("ledger blames", f"{name}: its steps at {flight.decode} took {took} ns, and the ledger says {said}")
 
     # --- inside
 

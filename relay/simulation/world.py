@@ -38,10 +38,11 @@ class Outcome:
 class World:
     """Everything of one run. Random numbers come in streams by purpose, so that one more draw here changes nothing there."""
 
-    def __init__(self, seed: int, log: list[str] | None = None) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, log: list[str] | None = None, *, scenario: Scenario | None = None) -> None:
+        """`scenario`: in place of the seed's own, and without faults."""
+        self._seed, self._is_quiet = seed, scenario is not None
         self._draws: dict[str, random.Random] = {}
-        self.scenario: Scenario = draw_scenario(self.draw_of("scenario"))
+        self.scenario = scenario or draw_scenario(self.draw_of("scenario"))
         self.trace = Trace(log)
         self.agenda = Agenda(self.draw_of("agenda"))
         self.watch = Watch(self)
@@ -63,7 +64,7 @@ class World:
     async def run(self) -> Outcome:
         async with trio.open_nursery() as self.nursery:
             plan = draw_faults(self.draw_of("plan"), tuple(worker.name for worker in self.scenario.workers), self.scenario.spread_s)
-            self.faults = Faults(self, plan)
+            self.faults = Faults(self, [] if self._is_quiet else plan)
             self.supervisor.start()
             self.nursery.start_soon(self.agenda.run)
             with trio.move_on_after(_CLIENTS_END_WITHIN_S) as patience:

@@ -639,11 +639,11 @@ def test_a_report_is_told_once_its_first_tokens_are_there_or_the_next_step_compu
     assert events == ["launched", "waited for"]
     report = worker.step()  # the first token before the next step is made, its own once that computes
     assert events[2:] == ["told", "launched", "waited for", "launched"]
-    assert report.trail[-1][0] == Span.DECODE_HOST
-    said = report.trail[-1][1]
-    worker.step(Add(two))
+    said = report.trail
+    following = worker.step(Add(two))
     assert events[6:] == ["told", "waited for"]
-    assert report.trail[-1][1] > said  # until it went out
+    assert report.trail == said  # how long it lay there is its tokens' journey, and not the step's
+    assert report.trail[-1] == following.trail[0] == (Span.DECODE_HOST, following.began_ns)
     worker.step()  # computes a prompt: before it is launched
     assert events[8:] == ["told", "launched", "waited for"]
 
