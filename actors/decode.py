@@ -1,12 +1,13 @@
 """Decode: owns a KV pool, leases its blocks to prefill workers, and runs the batch: one Tokens frame a step and gateway.
 
-Receives Expect from the router, Prefilled and Returned from prefill workers, Cancel, Detach and Resume from gateways, and the news of
-deaths; sends Placed, Tokens and Displaced to gateways, Prefill and Revoke to prefill workers, Declined, Left and Withdrawn to the router.
-An attempt is leased (somebody else may write its blocks), revoking (given up, but its writer has not said that it stopped), running (in the
-engine) or dropping (the engine has been told). Leased blocks come back by Prefilled, Returned or the writer's Down, by nothing else.
+Receives Expect from the router, Scores, Prefilled and Returned from prefill workers, Cancel, Detach and Resume from gateways, and the news
+of deaths; sends Placed, Tokens, Displaced and Spent to gateways, Prefill and Revoke to prefill workers, Declined, Left and Withdrawn to
+the router. An attempt is leased (somebody else may write its blocks), revoking (given up, but its writer has not said that it stopped),
+running (in the engine) or dropping (the engine has been told). Leased blocks come back by Prefilled, Returned or the writer's Down, by
+nothing else.
 
 A resumable attempt outlives its gateway for a grace time, and so does the log of its tokens: another gateway takes it over by Resume and is
-told everything from the first token on. Ends with its worker.
+told everything from the first token on. A gateway whose client left one is told by Spent what it came to. Ends with its worker.
 """
 
 import itertools
@@ -14,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
+import msgspec
 import trio
 
 from relay.clock import now_ns
@@ -22,6 +24,7 @@ from relay.engine.host import EngineHost
 from relay.engine.report import NO_NUMBER, Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId
 from relay.engine.token_log import TokenLog, TokenLogs
+from relay.errors import Overloaded
 from relay.kv.book import BlockBook
 from relay.kv.pool import KVPool
 from relay.kv.prefix import BlockKey, chain, namespace
@@ -39,13 +42,18 @@ from relay.messages import (
     Holding,
     Key,
     Left,
+    Logprobs,
+    Oversized,
     Placed,
     Prefill,
     Prefilled,
+    Refused,
     Resume,
     Returned,
     Revoke,
     Row,
+    Scores,
+    Spent,
     Trail,
     Up,
     Withdrawn,
@@ -53,7 +61,8 @@ from relay.messages import (
 from relay.policy.cache_index import hints, news
 from relay.policy.tombstones import Tombstones
 from relay.runtime.node import Context
-from relay.runtime.token_outbox import Rows, TokenOutbox, with_trail
+from relay.runtime.row_parts import with_trail
+from relay.runtime.token_outbox import Rows, TokenOutbox
 
 _RESUMED = "another gateway resumed this stream"
 _DRAINED = "the decode worker is being drained"
@@ -74,12 +83,19 @@ class Entry:
     gateway: Address | None  # None: a resumable one that nobody reads
     log: TokenLog | None
     state: Literal["leased", "revoking", "running", "dropping"] = "leased"
+    reader: int = 0  # of those at its gateways, by `Resume.reader`
+    left_by: Address | None = None  # the gateway that waits to hear what it came to
+    scores: tuple[Logprobs, ...] = ()  # of its prompt, as far as they came ahead of it
     first: Row | None = None
     sequence: Sequence | None = None
 
     @property
     def leased(self) -> list[int]:
         return self.blocks[self.n_shared :]
+
+    @property
+    def can_be_resumed(self) -> bool:
+        return self.log is not None and self.log.is_kept
 
     @property
     def key(self) -> Key:
@@ -101,8 +117,9 @@ class DecodeActor:
         reserve: bool = False,
         prefills: bool = False,
         grace_s: float = 60.0,
+        max_log_bytes: int = 1 << 28,
     ) -> None:
-        """`reserve`, `prefills`: see `relay.messages.Announced`."""
+        """`reserve`, `prefills`: see `relay.messages.Announced`. `grace_s`, `max_log_bytes`: see `relay.engine.token_log`."""
         self._host, self._book, self._memory = host, book, memory
         self._worker, self._model, self._reserve, self._prefills = worker, model, reserve, prefills
         self._router: Address | None = None
@@ -110,7 +127,7 @@ class DecodeActor:
         self._attempts: dict[str, int] = {}  # the newest attempt held of each request
         self._tombstones = Tombstones()
         self._running: dict[SequenceId, Entry] = {}
-        self._logs = TokenLogs(grace_s)
+        self._logs = TokenLogs(grace_s, max_log_bytes)
         self._logged = trio.Event()  # there are some
         self._gateways: dict[Address, None] = {}  # that are up, as far as we were told
         self._gateway_died_s = -math.inf
@@ -159,9 +176,13 @@ class DecodeActor:
         self._changed.set()
         self._changed = trio.Event()
 
-    def find_resumable(self, name: str) -> list[tuple[Address, str, int, bytes]]:
-        """(our address, request_id, attempt, envelope) of the choices of the request with this name, ours or the client's."""
-        return [(self._context.address, *key, envelope) for key, envelope in self._logs.find(name)]
+    def find_resumable(self, name: str, owner: str = "", secret: str = "") -> list[tuple[Address, str, int, bytes]]:
+        """(our address, request_id, attempt, envelope) of the choices that `TokenLogs.find` gives; one of a request has the envelope."""
+        return [(self._context.address, *key, envelope) for key, envelope in self._logs.find(name, owner, secret)]
+
+    @property
+    def n_log_bytes(self) -> int:
+        return self._logs.n_bytes
 
     def _on(self, message: DecodeInbox) -> None:
         match message:
@@ -174,6 +195,12 @@ class DecodeActor:
                     self._wake_drain()
             case Expect():
                 self._on_expect(message)
+            case Oversized():
+                self._on_oversized(message)
+            case Scores():
+                entry = self._entries.get((message.request_id, message.attempt))
+                if entry is not None:
+                    entry.scores += message.logprobs
             case Prefilled():
                 self._on_prefilled(message)
             case Returned():
@@ -262,6 +289,11 @@ class DecodeActor:
         if admit.resumable is not None:
             log = self._logs.open(admit)
             self._logged.set()
+            if log is None and not admit.again:
+                self._book.free(shared + leased)
+                self._refuse_resumable(message)
+                return
+            message = msgspec.structs.replace(message, admit=msgspec.structs.replace(admit, resumable=None, logprobs=()))
         entry = Entry(message, message.router, message.prefill, shared + leased, len(shared), keys, admit.gateway, log)
         self._entries[key] = entry
         self._attempts[admit.request_id] = admit.attempt
@@ -296,6 +328,17 @@ class DecodeActor:
                 trail=trail,
             ),
         )
+
+    def _refuse_resumable(self, message: Expect) -> None:
+        """There is no room to remember it. One that has begun goes on, without being resumable; this one has not."""
+        key = message.admit.request_id, message.admit.attempt
+        full = Overloaded("", retry_after_s=1.0)
+        text = "too much is remembered of resumable streams (gateway.max_logs_mib); try again later, or leave out X-Relay-Resume"
+        self._context.post(
+            message.admit.gateway,
+            Refused(request_id=key[0], attempt=key[1], code=full.code, message=text, retry_after_s=full.retry_after_s),
+        )
+        self._leave(message.router, key, 0, finished=False)
 
     def _compute_here(self, entry: Entry, trail: Trail) -> None:
         """A short prompt is not worth a hand-over: its chunks run between our own steps."""
@@ -343,8 +386,9 @@ class DecodeActor:
             return  # said twice
         first, trail = message.first, (*message.first.trail, (Span.HOP, now_ns()))
         entry.first = Row(
-            first.request_id, first.attempt, first.first, first.ids, (), first.finish, first.logprobs, first.n_cached, first.prompt_logprobs
+            *entry.key, first.first, first.ids, (), first.finish, first.logprobs, first.n_cached, entry.scores or first.prompt_logprobs
         )
+        entry.scores = ()
         if first.finish:
             rows: Rows = {}
             self._give(entry, with_trail(entry.first, trail), (), rows)
@@ -366,18 +410,42 @@ class DecodeActor:
             self._displace(entry, message.reason or "the prefill worker gave the lease back", convicted=bool(message.reason))
         self._drop(entry)
 
-    def _on_detach(self, message: Detach) -> None:
+    def _on_oversized(self, message: Oversized) -> None:
+        """A message about this attempt does not fit: nobody can compute it, or be told of it."""
         entry = self._entries.get((message.request_id, message.attempt))
-        if entry is not None and entry.log is not None and entry.gateway == message.gateway:
-            entry.gateway = None
-            entry.log.orphaned()
+        if entry is None:
+            return
+        if entry.state in ("leased", "running"):
+            self._displace(entry, message.reason, convicted=True)
+        if entry.state == "leased" and message.to == entry.prefill:
+            self._drop(entry)  # it has never heard of the lease
+        else:
+            self._cancel(entry)
+
+    def _on_detach(self, message: Detach) -> None:
+        key = message.request_id, message.attempt
+        entry, log = self._entries.get(key), self._logs.get(key)
+        if entry is None:
+            self._spent(message.gateway, key, len(log) if log is not None else 0)
+        elif entry.gateway != message.gateway:
+            self._spent(message.gateway, key, 0, resumed=True)
+        else:
+            entry.gateway, entry.left_by = None, message.gateway
+            if entry.log is not None and entry.can_be_resumed:
+                entry.log.orphaned()
+            else:
+                self._cancel(entry)
+
+    def _spent(self, gateway: Address, key: Key, n_generated: int, *, resumed: bool = False) -> None:
+        self._context.post(gateway, Spent(request_id=key[0], attempt=key[1], n_generated=n_generated, resumed=resumed))
 
     def _on_resume(self, message: Resume) -> None:
         """Everything from the first token on, and then what follows, goes to another gateway."""
         key = message.request_id, message.attempt
         log, entry = self._logs.get(key), self._entries.get(key)
         if log is None:
-            self._context.post(message.gateway, Displaced(request_id=key[0], attempt=key[1], reason="its token log is gone", lost=True))
+            gone = Displaced(request_id=key[0], attempt=key[1], reason="its token log is gone", lost=True, reader=message.reader)
+            self._context.post(message.gateway, gone)
             return
         if entry is not None and entry.state not in ("leased", "running"):
             entry = None  # given up, and only its blocks are not back yet
@@ -386,11 +454,14 @@ class DecodeActor:
         if entry is not None:
             if entry.gateway is not None and entry.gateway != message.gateway:
                 self._displace(entry, _RESUMED, lost=True)
-            entry.gateway = message.gateway
-        if log.ids:
+            if entry.left_by is not None and entry.left_by != message.gateway:
+                self._spent(entry.left_by, key, len(log), resumed=True)
+            entry.gateway, entry.reader, entry.left_by = message.gateway, message.reader, None
+        if len(log):
             self._outbox.send({message.gateway: [(log.row(key), ())]})
         if entry is None and not log.finish:
-            self._context.post(message.gateway, Displaced(request_id=key[0], attempt=key[1], reason=log.displaced or "it was displaced"))
+            reason = log.displaced or "it was displaced"
+            self._context.post(message.gateway, Displaced(request_id=key[0], attempt=key[1], reason=reason, reader=message.reader))
         self._wake_drain()
 
     def _on_cancel(self, message: Cancel) -> None:
@@ -419,7 +490,7 @@ class DecodeActor:
         """A dead prefill worker writes no more: its leases end. A dead gateway's requests have nobody left."""
         address = message.address
         for entry in list(self._entries.values()):
-            if entry.gateway == address and entry.log is not None:
+            if entry.gateway == address and entry.log is not None and entry.can_be_resumed:
                 entry.gateway = None
                 entry.log.orphaned()
             elif entry.gateway == address:
@@ -474,12 +545,13 @@ class DecodeActor:
     def _row(self, entry: Entry, advances: list[Advance]) -> Row:
         """Of the tokens that a sequence got in one step."""
         first, advance, key, finish = entry.first, advances[0], entry.key, advances[-1].finish or ""
+        admit = entry.expect.admit
         ids = tuple(each.token for each in advances)
         logprobs = tuple(each.logprobs for each in advances if each.logprobs is not None)
         if first is None:
-            sequence, starts = advance.sequence, advance.index == 0
-            n_cached = min(sequence.n_cached, sequence.n_prompt) if starts else 0
-            scores = tuple(sequence.scores) if starts else ()
+            sequence, starts = advance.sequence, advance.index == len(admit.tokens) - admit.n_prompt
+            n_cached = min(sequence.n_cached, sequence.n_prompt) if advance.index == 0 else 0
+            scores = tuple(sequence.scores[: sequence.n_prompt - 1]) if starts else ()
             return Row(*key, advance.index, ids, advance.trail, finish, logprobs, n_cached, scores)
         entry.first = None
         return Row(
@@ -496,7 +568,7 @@ class DecodeActor:
     def _give(self, entry: Entry, row: Row, trail: Trail, rows: Rows) -> None:
         """To the log, if it has one, and to the gateway, if there is one."""
         if entry.log is not None:
-            entry.log.add(row)
+            self._logs.add(entry.log, row)
         if entry.gateway is not None:
             rows.setdefault(entry.gateway, []).append((row, trail))
 
@@ -526,6 +598,7 @@ class DecodeActor:
                 convicted=convicted,
                 lost=lost,
                 drained=drained,
+                reader=entry.reader,
             ),
         )
 
@@ -535,6 +608,8 @@ class DecodeActor:
         self._tombstones.add(entry.key)  # a router that does not know may send it again
         if entry.log is not None:
             entry.log.end()
+        if entry.left_by is not None:
+            self._spent(entry.left_by, entry.key, max(n_generated, len(entry.log) if entry.log is not None else 0))
         if self._attempts.get(entry.key[0]) == entry.key[1]:
             del self._attempts[entry.key[0]]
         if entry.sequence is not None:
@@ -551,11 +626,15 @@ class DecodeActor:
         while True:
             await self._logged.wait()
             await self._context.sleep(0.25)
-            for key in self._logs.expired():
+            gone = self._logs.expired()
+            for key in gone:
                 entry = self._entries.get(key)
                 if entry is not None:
                     self._cancel(entry)
                 self._wake_drain()
+            for entry in list(self._entries.values()):
+                if entry.gateway is None and not entry.can_be_resumed and entry.key not in gone:
+                    self._cancel(entry)  # nobody can come for it any more: its log had to make room
             if len(self._logs) == 0:
                 self._logged = trio.Event()
 

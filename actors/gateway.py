@@ -1,9 +1,9 @@
 """Gateway: the one owner of each request's fate, from submission to its one ending.
 
-Owns the flights: prompt, parameters, attempt number and the journal of token ids. Receives Placed, Tokens, Refused and Displaced, and the
-news of deaths; sends Admit to the router and Cancel to the decode worker (to the router until the request is placed). All deaths take one
-road: the next attempt, with the tokens so far. Mail of an attempt that is not the present one is answered with Cancel, which cleans up
-what a death left behind. HTTP tasks call `submit`, wait on the flight, and call `close`. Ends with its worker.
+Owns the flights: prompt, parameters, attempt number and the journal of token ids. Receives Placed, Tokens, Refused, Displaced and Spent,
+and the news of deaths; sends Admit to the router and Cancel to the decode worker (to the router until the request is placed). All deaths
+take one road: the next attempt, with the tokens so far. Mail of an attempt that is not the present one is answered with Cancel, which
+cleans up what a death left behind. HTTP tasks call `submit`, wait on the flight, and call `close`. Ends with its worker.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import trio
 
 from relay import errors
 from relay.clock import now_ns
-from relay.errors import LaneFull, Overloaded, PoisonRequest, RequestError, StreamLost, Unavailable
+from relay.errors import LaneFull, Overloaded, PoisonRequest, RequestError, RequestTooLarge, StreamLost, Unavailable
 from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
 from relay.messages import (
@@ -28,13 +28,16 @@ from relay.messages import (
     Down,
     FinishReason,
     GatewayInbox,
+    Key,
     Logprobs,
+    Oversized,
     Placed,
     Refused,
     Resumable,
     Resume,
     Row,
     Sampling,
+    Spent,
     Stopping,
     Tokens,
     Up,
@@ -45,7 +48,14 @@ log = structlog.get_logger()
 
 _REFUSALS = {
     error.code: error
-    for error in (errors.ContextTooLong, errors.Overloaded, errors.DeadlineExceeded, errors.InvalidRequest, errors.Draining)
+    for error in (
+        errors.ContextTooLong,
+        errors.Overloaded,
+        errors.DeadlineExceeded,
+        errors.InvalidRequest,
+        errors.Draining,
+        errors.RequestTooLarge,
+    )
 }
 
 
@@ -84,7 +94,7 @@ class Flight:
     resumable: Resumable | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
-    scores: tuple[Logprobs, ...] = ()
+    scores: list[Logprobs] = field(default_factory=list)
     n_cached: int = 0
     finish: FinishReason | None = None
     error: RequestError | None = None
@@ -94,6 +104,7 @@ class Flight:
     suspect: bool = False  # a worker died in a step that held it, and it has gained no token since
     resumed: bool = False  # taken over: those who had it before may have used any of the next attempt numbers
     awaits_log: bool = False  # its tokens from the first on are still to come
+    reader: int = 0  # `Resume.reader` of the present attempt, where it was taken over
     decode: Address | None = None
     dead: tuple[Address, ...] = ()
     decisions: list[Decision] = field(default_factory=list)  # of each attempt that was placed
@@ -105,6 +116,16 @@ class Flight:
         return self.finish is not None or self.error is not None
 
 
+@dataclass(slots=True)
+class _Left:
+    """A resumable attempt that goes on at `decode` without its client, and who is to hear what it came to: tokens, and whether another
+    gateway has it."""
+
+    decode: Address
+    n_tokens: int
+    on_spent: Callable[[int, bool], None]
+
+
 class GatewayActor:
     _context: Context
 
@@ -112,6 +133,7 @@ class GatewayActor:
         """`on_event` counts what happens: admitted, retried, stale mail, violation (a token came twice and differed, or one is missing)."""
         self._max_attempts, self._on_event = max_attempts, on_event
         self._flights: dict[str, Flight] = {}
+        self._left: dict[Key, _Left] = {}
         self._router: Address | None = None
         self._closing: RequestError | None = None  # what every flight ends in from now on
 
@@ -145,12 +167,22 @@ class GatewayActor:
         if self._remove(flight) and not flight.ended:
             self._cancel(flight, reason)
 
-    def leave(self, flight: Flight, reason: str) -> None:
-        """Its client has gone. A resumable one that is placed goes on for a while, for whoever takes it over; any other ends."""
-        if flight.resumable is None or flight.decode is None or flight.ended:
+    def leave(self, flight: Flight, reason: str, on_spent: Callable[[int, bool], None] = lambda n, resumed: None) -> None:
+        """Its client has gone. A resumable one that is placed goes on for a while, for whoever takes it over; any other ends.
+
+        Of one that goes on `on_spent` hears once how many tokens it came to, and whether it was resumed by another connection.
+        """
+        if not self.goes_on(flight) or flight.decode is None:
             self.close(flight, reason)
-        elif self._remove(flight):
-            self._context.post(flight.decode, Detach(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address))
+            return
+        self._remove(flight)
+        self._left[flight.request_id, flight.attempt] = _Left(flight.decode, len(flight.ids), on_spent)
+        self._context.post(flight.decode, Detach(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address))
+
+    def goes_on(self, flight: Flight) -> bool:
+        """Whether it would, without its client."""
+        here = self._flights.get(flight.request_id) is flight
+        return here and flight.resumable is not None and flight.decode is not None and not flight.ended
 
     def take_over(self, flight: Flight, decode: Address) -> None:
         """Continue a flight that another gateway began: its decode worker will tell all tokens from the first on."""
@@ -158,9 +190,13 @@ class GatewayActor:
         if before is not None:
             self._end(before, error=StreamLost("another connection resumed this stream"))
         self._flights[flight.request_id] = flight
-        flight.decode, flight.resumed, flight.awaits_log = decode, True, True
+        flight.decode, flight.resumed, flight.awaits_log, flight.reader = decode, True, True, now_ns()
+        self._spend((flight.request_id, flight.attempt), 0, resumed=True)
         self._context.monitor(decode)
-        self._context.post(decode, Resume(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address))
+        self._context.post(
+            decode,
+            Resume(request_id=flight.request_id, attempt=flight.attempt, gateway=self._context.address, reader=flight.reader),
+        )
 
     def end_all(self, error: RequestError) -> None:
         """Whatever still flies or is yet to start ends in this error; what can be resumed elsewhere goes on for a while."""
@@ -195,7 +231,7 @@ class GatewayActor:
             salt=flight.salt,
             priority=flight.priority,
             deadline_ns=flight.deadline_ns,
-            prompt_logprobs=flight.prompt_logprobs if not flight.ids else -1,
+            prompt_logprobs=flight.prompt_logprobs if not flight.ids or flight.resumable is not None else -1,
             resumable=flight.resumable,
             logprobs=tuple(flight.logprobs) if flight.resumable is not None else (),
             again=again,
@@ -215,6 +251,12 @@ class GatewayActor:
                 self._on_refused(message)
             case Displaced():
                 self._on_displaced(message)
+            case Spent():
+                self._spend((message.request_id, message.attempt), message.n_generated, resumed=message.resumed)
+            case Oversized():
+                flight = self._current(message.request_id, message.attempt)
+                if flight is not None:
+                    self._end(flight, error=RequestTooLarge(f"the request is too large to be passed on: {message.reason}; send less"))
             case Down():
                 self._on_down(message)
             case _:
@@ -276,8 +318,9 @@ class GatewayActor:
             flight.token_ns += [now] * len(fresh)
             flight.failures = 0
             flight.suspect = flight.suspect and source.actor.startswith("prefill/")  # a prompt that was computed acquits of nothing yet
-        if row.prompt_logprobs and not flight.scores:
-            flight.scores = row.prompt_logprobs
+        n_scores = len(flight.scores)
+        if row.prompt_logprobs and row.scores_from <= n_scores:
+            flight.scores += row.prompt_logprobs[n_scores - row.scores_from :]
         if not known:
             flight.n_cached = row.n_cached
         if row.finish:
@@ -294,6 +337,8 @@ class GatewayActor:
 
     def _on_displaced(self, message: Displaced) -> None:
         flight = self._current(message.request_id, message.attempt)
+        if flight is not None and message.reader not in (None, flight.reader):
+            return  # to one who read it before
         if flight is not None and message.lost:
             self._end(flight, error=StreamLost(f"the stream cannot be resumed: {message.reason}"))
         elif flight is not None:
@@ -307,6 +352,9 @@ class GatewayActor:
         address = message.address
         if address == self._router:
             self._router = None
+        for key, left in list(self._left.items()):
+            if left.decode == address:
+                self._spend(key, 0)
         for flight in list(self._flights.values()):
             suspect, told = flight.request_id in message.suspects, address in flight.dead
             if flight.decode == address or (flight.decode is None and suspect and not told):
@@ -333,13 +381,18 @@ class GatewayActor:
             self._end(flight, error=Unavailable(text, retry_after_s=5.0))
             return
         flight.attempt, flight.decode = flight.attempt + 1 if not flight.resumed else now_ns(), None
-        flight.n_attempts += 1
+        flight.n_attempts, flight.reader = flight.n_attempts + 1, 0
         self._admit(flight)
 
     def _end(self, flight: Flight, *, error: RequestError) -> None:
         self._remove(flight)
         flight.error = error
         flight.bell.ring()
+
+    def _spend(self, key: Key, n_tokens: int, *, resumed: bool = False) -> None:
+        left = self._left.pop(key, None)
+        if left is not None:
+            left.on_spent(max(n_tokens, left.n_tokens), resumed)
 
     def _remove(self, flight: Flight) -> bool:
         """Whether it was there; another with its id, that resumed its stream, stays."""

@@ -2,8 +2,8 @@
 
 Owns the jobs of its engine's prefill side; the blocks they compute in stay behind as its prefix cache. Receives Prefill and Revoke from
 decode workers; sends the first token to the gateway, Prefilled or Returned to the decode worker: one of the two ends the lease, and nothing
-is written after it. Where the decode actor lives in the same worker, the leased blocks are computed in place and no byte moves. Ends with
-its worker.
+is written after it. Log probabilities of a long prompt go ahead of both, in parts. Where the decode actor lives in the same worker, the
+leased blocks are computed in place and no byte moves. Ends with its worker.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,26 @@ from relay.kv.pool import KVPool
 from relay.kv.pools import Pools
 from relay.kv.prefix import namespace
 from relay.ledger.spans import Span
-from relay.messages import Address, Announced, Down, Left, Prefill, Prefilled, PrefillInbox, Returned, Revoke, Row, Tokens, Up, Withdrawn
+from relay.messages import (
+    Address,
+    Announced,
+    Down,
+    Left,
+    Oversized,
+    Prefill,
+    Prefilled,
+    PrefillInbox,
+    Returned,
+    Revoke,
+    Row,
+    Scores,
+    Tokens,
+    Up,
+    Withdrawn,
+)
 from relay.policy.cache_index import hints, news
 from relay.runtime.node import Context
+from relay.runtime.row_parts import PART_BYTES, parts, row_bytes, score_parts
 
 JobKey = tuple[Address, str, int]
 
@@ -75,6 +92,8 @@ class PrefillActor:
                 self._on_prefill(message)
             case Revoke():
                 self._on_revoke(message)
+            case Oversized():
+                self._on_oversized(message)
             case Down():
                 self._on_down(message.address)
             case _:
@@ -177,14 +196,24 @@ class PrefillActor:
             finish=advance.finish or "",
             logprobs=(advance.logprobs,) if advance.logprobs is not None else (),
             n_cached=min(sequence.n_cached, sequence.n_prompt),
-            prompt_logprobs=tuple(sequence.scores),
+            prompt_logprobs=tuple(sequence.scores[: sequence.n_prompt - 1]),
         )
-        first = Tokens(source=self._context.address, rows=(row,), exact=self._host.exact)
-        self._context.post(job.message.gateway, first)
+        for part in parts(row):
+            self._context.post(job.message.gateway, Tokens(source=self._context.address, rows=(part,), exact=self._host.exact))
+        decode = job.message.decode
+        if row_bytes(row) > PART_BYTES:
+            for some in score_parts(row.prompt_logprobs):
+                self._context.post(decode, Scores(request_id=row.request_id, attempt=row.attempt, logprobs=some))
+            row = parts(row)[-1]
         self._context.post(
-            job.message.decode,
+            decode,
             Prefilled(request_id=sequence.request_id, attempt=sequence.attempt, first=row, checksums=sequence.pushed_checksums()),
         )
+
+    def _on_oversized(self, message: Oversized) -> None:
+        """What the gateway was not told by us it is told by the decode worker; but that must not wait for the end of its lease."""
+        if message.to.actor.startswith("decode/"):
+            self._context.post(message.to, Returned(request_id=message.request_id, attempt=message.attempt, reason=message.reason))
 
     def _on_failed(self, sequence: Sequence) -> None:
         job = self._end(sequence)

@@ -34,7 +34,7 @@ class QuotaActor:
 
     def __init__(self) -> None:
         self._accounts = Accounts()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, list[_Waiting]] = {}  # several where readers come for one stream at once
         self._limiter: Address | None = None
 
     async def run(self, context: Context) -> None:
@@ -49,7 +49,8 @@ class QuotaActor:
         Raises Overloaded when nobody answers.
         """
         message = Reserve(request_id=request_id, key=key, limits=limits, n_prompt=n_prompt, n_tokens=n_tokens, quota=self._context.address)
-        waiting = self._waiting[request_id] = _Waiting(message)
+        waiting = _Waiting(message)
+        self._waiting.setdefault(request_id, []).append(waiting)
         taken = False
         try:
             self._post(message)
@@ -60,7 +61,9 @@ class QuotaActor:
             taken = True
             return waiting.answer
         finally:
-            del self._waiting[request_id]
+            self._waiting[request_id].remove(waiting)
+            if not self._waiting[request_id]:
+                del self._waiting[request_id]
             if not taken:
                 self.settle(request_id, 0)
 
@@ -101,16 +104,17 @@ class QuotaActor:
             log.warning("too many uses for one claim; the oldest are not told", uses=len(uses), told=_MOST_CLAIMED)
             uses = sorted(uses, key=lambda use: use.age_ns)[:_MOST_CLAIMED]
         self._context.post(address, Claim(quota=self._context.address, uses=tuple(uses)))
-        for waiting in self._waiting.values():
-            self._context.post(address, waiting.reserve)
+        for some in self._waiting.values():
+            self._context.post(address, some[0].reserve)
 
     def _on_answer(self, message: Granted | Denied) -> None:
-        waiting = self._waiting.get(message.request_id)
-        if waiting is None:
+        some = self._waiting.get(message.request_id)
+        if some is None:
             if isinstance(message, Granted):  # whoever asked has left, and may have settled it before it was even sent
                 self.settle(message.request_id, 0)
             return
         if isinstance(message, Granted):
-            self._accounts.add(now_ns(), waiting.reserve)
-        waiting.answer = message
-        waiting.answered.set()
+            self._accounts.add(now_ns(), some[0].reserve)
+        for waiting in some:
+            waiting.answer = message
+            waiting.answered.set()

@@ -15,7 +15,7 @@ import trio
 
 from relay.clock import now_ns
 from relay.config import RouterConfig
-from relay.errors import ContextTooLong, DeadlineExceeded, Overloaded, RequestError
+from relay.errors import ContextTooLong, DeadlineExceeded, Overloaded, RequestError, RequestTooLarge
 from relay.kv.prefix import BlockKey, chain, namespace
 from relay.ledger.spans import Span
 from relay.messages import (
@@ -32,6 +32,7 @@ from relay.messages import (
     Expect,
     Key,
     Left,
+    Oversized,
     Refused,
     RouterInbox,
     Up,
@@ -106,6 +107,8 @@ class RouterActor:
         match message:
             case Up():
                 pass  # workers announce themselves
+            case Oversized():
+                self._on_oversized(message)
             case Announced():
                 self._on_announced(message)
             case Withdrawn():
@@ -365,6 +368,12 @@ class RouterActor:
                 retry_after_s=error.retry_after_s,
             ),
         )
+
+    def _on_oversized(self, message: Oversized) -> None:
+        place = self._forget((message.request_id, message.attempt))
+        if place is not None and place.admit is not None:
+            self._refuse(place.admit, RequestTooLarge(f"the request is too large to be passed on: {message.reason}; send less"))
+        self._place_queued()
 
     async def _expire(self) -> None:
         """What no message brings: waits that were too long, deadlines, room that came back unseen."""

@@ -50,6 +50,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keepalive_comment_s: Annotated[float, _doc("an SSE comment when a stream has been silent so long; 0 is never", ge=0)] = 10.0
     max_attempts: Annotated[int, _doc("placements of one request that may fail without a new token in between", ge=1)] = 16
     resume_grace_s: Annotated[float, _doc("a resumable stream that nobody reads goes on, and is remembered, for so long", ge=0)] = 60.0
+    max_resumable_kib: Annotated[
+        int, _doc("what is remembered of a resumable stream's request, its prompt above all, at most; beyond it: 413", ge=1, le=4096)
+    ] = 256
+    max_logs_mib: Annotated[
+        float, _doc("what one decode worker remembers of resumable streams at most; without room for another: 503", gt=0)
+    ] = 256.0
     keep_ledgers: Annotated[int, _doc("ended requests whose ledger stays readable", ge=0)] = 4096
     default_max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None, _doc("where a request gives none; default: the room left in the context")

@@ -82,6 +82,12 @@ class BodyTooLarge(RequestError):
     status, kind, code = 413, "invalid_request_error", "body_too_large"
 
 
+class RequestTooLarge(RequestError):
+    """What it takes to serve the request is over a limit of bytes, though its body is not."""
+
+    status, kind, code = 413, "invalid_request_error", "request_too_large"
+
+
 class HttpVersionNotServed(RequestError):
     """The request came by a version of HTTP that is not served here."""
 

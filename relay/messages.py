@@ -155,11 +155,27 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     uses: tuple[Use, ...]
 
 
+class Oversized(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Runtime to whoever sent it: your message about this attempt fits in no frame and was not sent. End the attempt."""
+
+    request_id: str
+    attempt: int
+    to: Address
+    reason: str
+
+
 class Resumable(msgspec.Struct, frozen=True, array_like=True):
-    """Of a stream that another gateway may continue: the client's name for it, and what only gateways read."""
+    """Of a stream that another gateway may continue: the client's name for it, who may ask by that name, and what only gateways read.
+
+    `owner` is the name of an API key, `secret` what the client chose where it has none; without either, the server's own ID alone gives
+    access. The envelope is the request's and not a choice's: the first choice carries it, the others have none. `created`: Unix seconds.
+    """
 
     public_id: str
     envelope: bytes
+    owner: str = ""
+    secret: str = ""
+    created: int = 0
 
 
 class Admit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -192,7 +208,7 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Router to gateway: this attempt is not placed and will not be; `code` is one of `relay.errors`."""
+    """Router or decode to gateway: this attempt is not placed and will not be; `code` is one of `relay.errors`."""
 
     request_id: str
     attempt: int
@@ -295,7 +311,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of one request in a `Tokens` frame: `ids[0]` has index `first` among the request's generated tokens.
 
     `trail` is of this request alone, before the step's own; `finish` is empty while it goes on. `n_cached` prompt tokens came from a
-    cache (told once, with the first token). `prompt_logprobs` come with the first token, one for each prompt token but the first.
+    cache (told once, with the first token). `prompt_logprobs` come with the first token, one for each prompt token but the first, or,
+    where a frame would not hold them, in rows before it that have no ids: from number `scores_from` on.
     """
 
     request_id: str
@@ -307,6 +324,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[Logprobs, ...] = ()
     n_cached: int = 0
     prompt_logprobs: tuple[Logprobs, ...] = ()
+    scores_from: int = 0
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -319,6 +337,14 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rows: tuple[Row, ...]
     trail: Trail = ()
     exact: bool = True
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Prefill to decode, ahead of `Prefilled`: log probabilities of the prompt, as many as a frame takes, in order."""
+
+    request_id: str
+    attempt: int
+    logprobs: tuple[Logprobs, ...]
 
 
 class Prefilled(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -370,7 +396,8 @@ class Displaced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Decode or router to gateway: this attempt cannot go on; try the next. `dead` are addresses that take nothing more.
 
     `suspect`: it was in the step that a worker died in; `convicted`: it was alone in it, or nobody can compute it, as `reason` says.
-    `lost`: a resumed one of which nothing is left. `drained`: nothing has failed, its worker is asked to end.
+    `lost`: a resumed one of which nothing is left. `drained`: nothing has failed, its worker is asked to end. `reader`: it is told to that
+    reader and none that came later (`Resume.reader`); None: to whoever reads.
     """
 
     request_id: str
@@ -381,6 +408,7 @@ class Displaced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     convicted: bool = False
     lost: bool = False
     drained: bool = False
+    reader: int | None = None
     trail: Trail = ()
 
 
@@ -397,19 +425,38 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Detach(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Gateway to decode: the client of this resumable attempt has gone; go on for a while, somebody may `Resume` it. Or has already."""
+    """Gateway to decode: the client of this resumable attempt has gone; go on for a while, somebody may `Resume` it. Or has already.
+
+    Is answered with `Spent` when the attempt has ended, unless this gateway resumes it itself.
+    """
 
     request_id: str
     attempt: int
     gateway: Address
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Decode to the gateway whose client left this attempt: it has ended, and has generated `n_generated` tokens in all.
+
+    `resumed`: it goes on for a reader at another gateway, which is charged for it from now on.
+    """
+
+    request_id: str
+    attempt: int
+    n_generated: int
+    resumed: bool = False
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Gateway to decode: from now on this attempt is mine; send all its tokens, from the first on."""
+    """Gateway to decode: from now on this attempt is mine; send all its tokens, from the first on.
+
+    `reader` tells one reader from the next, also at the same gateway: later ones have higher numbers.
+    """
 
     request_id: str
     attempt: int
     gateway: Address
+    reader: int = 0
 
 
 class Withdrawn(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -459,16 +506,17 @@ class Cached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     removed: bytes = b""
 
 
-GatewayInbox = Up | Down | Refused | Placed | Tokens | Displaced
-RouterInbox = Up | Down | Announced | Withdrawn | Cached | Admit | Declined | Left | Cancel
-DecodeInbox = Up | Down | Expect | Prefilled | Returned | Cancel | Detach | Resume
-PrefillInbox = Up | Down | Prefill | Revoke
+GatewayInbox = Up | Down | Oversized | Refused | Placed | Tokens | Displaced | Spent
+RouterInbox = Up | Down | Oversized | Announced | Withdrawn | Cached | Admit | Declined | Left | Cancel
+DecodeInbox = Up | Down | Oversized | Expect | Scores | Prefilled | Returned | Cancel | Detach | Resume
+PrefillInbox = Up | Down | Oversized | Prefill | Revoke
 QuotaInbox = Up | Down | Granted | Denied
 LimiterInbox = Up | Down | Claim | Reserve | Settle
 
 Message = (
     Up
     | Down
+    | Oversized
     | Announced
     | Withdrawn
     | Cached
@@ -484,6 +532,7 @@ Message = (
     | Declined
     | Prefill
     | Tokens
+    | Scores
     | Prefilled
     | Revoke
     | Returned
@@ -491,5 +540,6 @@ Message = (
     | Displaced
     | Cancel
     | Detach
+    | Spent
     | Resume
 )

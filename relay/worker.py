@@ -35,6 +35,7 @@ _READERS_SHARE = 0.5  # of runtime.drain_s: so long, at most, a drain keeps resu
 _WRITTEN_WITHIN_S = 0.5  # answers on their way to clients, when a gateway ends
 _POPULATE_BYTES, _POPULATE_EVERY_S = 2 << 20, 0.005
 _TASK = msgspec.msgpack.Decoder(Task)
+_WANTED = msgspec.msgpack.Decoder(tuple[str, str, str])  # `relay.http.resume.Wanted`, which an engine need not import
 
 
 class Laps:
@@ -220,6 +221,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
 
     pools = Pools(memory, tuple(Address(name, epoch) for name in task.actors.values()), loaded.map_pool)
     model, grace_s = task.config.model.name, task.config.gateway.resume_grace_s
+    log_bytes = int(task.config.gateway.max_logs_mib * (1 << 20))
     prefill = decode = None
     prefills = "prefill" in task.actors and "prefill" not in task.reserve
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {}
@@ -228,12 +230,22 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
             prefill = PrefillActor(engine, book, memory, pools, worker, model, reserve=role in task.reserve)
             actors[name] = prefill.run
         else:
-            decode = DecodeActor(engine, book, memory, worker, model, reserve=role in task.reserve, prefills=prefills, grace_s=grace_s)
+            decode = DecodeActor(
+                engine,
+                book,
+                memory,
+                worker,
+                model,
+                reserve=role in task.reserve,
+                prefills=prefills,
+                grace_s=grace_s,
+                max_log_bytes=log_bytes,
+            )
             actors[name] = decode.run
 
     async def on_ask(kind: str, body: bytes) -> bytes | None:
         if kind == "resumable":
-            return msgspec.msgpack.encode(decode.find_resumable(body.decode())) if decode is not None else None
+            return msgspec.msgpack.encode(decode.find_resumable(*_WANTED.decode(body))) if decode is not None else None
         counts = book.counts()
         if kind == "kv":
             return msgspec.json.encode({**msgspec.structs.asdict(counts), "problem": counts.audit()})
@@ -241,6 +253,7 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
             metrics.running.set(engine.n_running)
             metrics.waiting.set(engine.n_waiting)
             metrics.blocks_now(counts)
+            metrics.log_bytes.set(decode.n_log_bytes if decode is not None else 0)
             return msgspec.msgpack.encode(families(metrics.registry))
         return None
 

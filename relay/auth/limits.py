@@ -2,7 +2,8 @@
 
 A sliding window: in no 60 seconds, wherever they begin, are more than `requests` requests admitted, nor requests that together take more
 than `tokens` tokens. (A token bucket would let through twice that around a pause; fixed minutes, around their border.) A request counts at
-its admission: with its prompt and the most it may generate, and from its end on with what it used. What is refused counts nothing.
+its admission: with its prompt and the most it may generate, and from its end on with what it used. What is refused counts nothing. Whoever
+reserves for a request that counts already, or has within the minute, goes on with it: a stream that is resumed is charged once.
 """
 
 from collections import deque
@@ -29,6 +30,7 @@ class _Use:
     n_tokens: int
     is_open: bool = True
     in_window: bool = True
+    least: int = 0  # what it used before it was opened again
 
 
 class _Account:
@@ -38,12 +40,15 @@ class _Account:
         self.uses: deque[_Use] = deque()
         self.tokens = self.running = 0
 
-    def age(self, now_ns: int) -> None:
+    def age(self, now_ns: int) -> list[_Use]:
         """Forget what was admitted a minute ago."""
+        gone = []
         while self.uses and now_ns - self.uses[0].at_ns >= MINUTE_NS:
             old = self.uses.popleft()
             old.in_window = False
             self.tokens -= old.n_tokens
+            gone.append(old)
+        return gone
 
     def add(self, use: _Use) -> None:
         self.uses.append(use)
@@ -53,9 +58,15 @@ class _Account:
     def end(self, use: _Use, n_tokens: int) -> None:
         use.is_open = False
         self.running -= 1
+        n_tokens = max(n_tokens, use.least)
         if use.in_window:
             self.tokens += n_tokens - use.n_tokens
         use.n_tokens = n_tokens
+
+    def reopen(self, use: _Use) -> None:
+        """It runs once more. What it used stays counted until its end says what it came to."""
+        use.is_open, use.least = True, use.n_tokens
+        self.running += 1
 
     def wait_ms(self, now_ns: int, limits: Limits, n_tokens: int) -> tuple[Limit, int] | None:
         """Which limit has no room, and for how long; the one that takes longest. None if there is room."""
@@ -93,12 +104,17 @@ class Accounts:
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
-        self._open: dict[tuple[Address, str], _Use] = {}
+        self._uses: dict[str, _Use] = {}  # by request: what is open or counts in the window
 
     def reserve(self, now_ns: int, message: Reserve) -> Granted | Denied:
         """Count it, if its key's limits have room. What is reserved already is granted again and counted once."""
         account = self._aged(message.key, now_ns)
-        if (message.quota, message.request_id) not in self._open:
+        use = self._uses.get(message.request_id)
+        if use is not None and use.key == message.key:
+            use.holder = message.quota
+            if not use.is_open:
+                account.reopen(use)
+        else:
             refused = account.wait_ms(now_ns, message.limits, message.n_tokens)
             if refused is not None:
                 limit, wait_ms = refused
@@ -109,30 +125,34 @@ class Accounts:
 
     def add(self, now_ns: int, message: Reserve) -> None:
         """Count it whatever the limits are: somebody else has granted it."""
+        account, known = self._aged(message.key, now_ns), self._uses.get(message.request_id)
+        if known is not None and known.key == message.key:
+            if not known.is_open:
+                account.reopen(known)
+            return
         use = _Use(message.request_id, message.key, message.quota, now_ns, message.n_prompt, message.n_tokens)
-        self._aged(message.key, now_ns).add(use)
-        self._open[use.holder, use.request_id] = use
+        account.add(use)
+        self._uses[use.request_id] = use
 
     def settle(self, holder: Address, request_id: str, n_tokens: int) -> None:
         """It has ended. Of one not known: of no effect."""
-        use = self._open.pop((holder, request_id), None)
-        if use is not None:
+        use = self._uses.get(request_id)
+        if use is not None and use.is_open and use.holder == holder:
             self._end(use, n_tokens)
 
     def release(self, holder: Address) -> int:
         """The holder is dead. How much its requests had generated died with it: they count their prompts. How many they were."""
-        orphans = [key for key in self._open if key[0] == holder]
-        for key in orphans:
-            use = self._open.pop(key)
+        orphans = [use for use in self._uses.values() if use.is_open and use.holder == holder]
+        for use in orphans:
             self._end(use, use.n_prompt)
         return len(orphans)
 
     def uses(self, now_ns: int) -> list[Use]:
         """Everything that still counts, as a new limiter is to be told."""
-        for account in self._accounts.values():
-            account.age(now_ns)
+        for key in self._accounts:
+            self._aged(key, now_ns)
         counted = {id(use): use for account in self._accounts.values() for use in account.uses}
-        counted |= {id(use): use for use in self._open.values()}
+        counted |= {id(use): use for use in self._uses.values()}
         return [
             Use(use.request_id if use.is_open else "", use.key, now_ns - use.at_ns, use.n_prompt, use.n_tokens, use.is_open)
             for use in counted.values()
@@ -144,7 +164,11 @@ class Accounts:
             account = self._aged(key, now_ns)
             for use in uses:
                 if use.is_open:
-                    self._open[use.holder, use.request_id] = use
+                    known = self._uses.get(use.request_id)
+                    if known is not None:  # two gateways have had it: it is of who reserved for it last
+                        known.holder = use.holder if use.at_ns > known.at_ns else known.holder
+                        continue
+                    self._uses[use.request_id] = use
                 use.in_window = now_ns - use.at_ns < MINUTE_NS
                 if use.in_window:
                     account.add(use)
@@ -156,11 +180,15 @@ class Accounts:
         account = self._accounts.get(key)
         if account is None:
             account = self._accounts[key] = _Account()
-        account.age(now_ns)
+        for old in account.age(now_ns):
+            if not old.is_open:
+                self._uses.pop(old.request_id, None)
         return account
 
     def _end(self, use: _Use, n_tokens: int) -> None:
         self._accounts[use.key].end(use, n_tokens)
+        if not use.in_window:
+            del self._uses[use.request_id]
 
 
 def _by_key(claim: Claim, now_ns: int) -> dict[str, list[_Use]]:

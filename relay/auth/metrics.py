@@ -19,6 +19,10 @@ class KeyMetrics:
         self._tokens.labels(key=key, kind="prompt").inc(n_prompt)
         self._tokens.labels(key=key, kind="generated").inc(n_generated)
 
+    def unread(self, key: str, n_generated: int) -> None:
+        """Tokens of a stream whose client had left it, beyond those that it was sent."""
+        self._tokens.labels(key=key, kind="generated").inc(n_generated)
+
     def limited(self, key: str, limit: str) -> None:
         self._limited.labels(key=key, limit=limit).inc()
 

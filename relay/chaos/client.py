@@ -61,16 +61,18 @@ class ChaosClient:
         outcome = Outcome(spec.kind, time.monotonic())
         self._leave_after = leave_after
         self._last_id = self._next_id = ""
-        headers = {}
+        headers, secret = {}, {"X-Relay-Resume": str(uuid.uuid4())}
         if self._resumable and spec.streams:
             outcome.request_id = f"chaos-{uuid.uuid4()}"
-            headers = {"X-Relay-Resume": "true", "X-Request-ID": outcome.request_id}
+            headers = {**secret, "X-Request-ID": outcome.request_id}
         self._exchange(outcome, "POST", spec.path, headers, spec)
         give_up = time.monotonic() + _RESUME_WITHIN_S
         while self._resumable and not outcome.left and outcome.failure.startswith("broken") and time.monotonic() < give_up:
             lost = not spec.streams
             if spec.streams:
-                self._exchange(outcome, "GET", f"/v1/requests/{outcome.request_id}/stream", {"Last-Event-ID": self._last_id}, spec)
+                self._exchange(
+                    outcome, "GET", f"/v1/requests/{outcome.request_id}/stream", {**secret, "Last-Event-ID": self._last_id}, spec
+                )
                 lost = outcome.failure.endswith(": stream_lost") and not self._last_id
                 outcome.n_resumed += not lost and not outcome.failure.startswith("broken")
             if lost:

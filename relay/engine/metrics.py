@@ -21,6 +21,7 @@ class EngineMetrics:
         self.preemptions = Counter("relay_preemptions", "Sequences that lost their blocks", registry=r)
         self.running = Gauge("relay_sequences_running", "In the decode batch", registry=r)
         self.waiting = Gauge("relay_sequences_waiting", "Prompts being computed or waiting for it", registry=r)
+        self.log_bytes = Gauge("relay_resumable_log_bytes", "Remembered of resumable streams", registry=r)
         self.blocks = Gauge("relay_kv_blocks", "Blocks of the KV pool", ["state"], registry=r)
 
     def on_report(self, report: StepReport) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -63,8 +64,8 @@ class Application:
         self._idle.set()
 
     def next_request_id(self) -> str:
-        """Unique among all gateways and lives of this server."""
-        return f"r{self._life}-{next(self._numbers)}"
+        """Unique among all gateways and lives of this server, and not to be guessed: it gives access to a resumable stream."""
+        return f"r{self._life}-{next(self._numbers)}-{secrets.token_hex(10)}"
 
     async def until_idle(self) -> None:
         """Return when no generation runs."""

@@ -22,6 +22,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_SECRET = re.compile(rb"[A-Za-z0-9._:-]{16,128}")
 _SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _LONGEST_S = 86400
 _SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -80,9 +81,21 @@ class Exchange:
     def time_left_s(self) -> float:
         return max(0.0, (self.deadline_ns - now_ns()) / 1e9) if self.deadline_ns else math.inf
 
-    def wants_resume(self) -> bool:
-        """Whether its stream is to outlive its connection."""
-        return self.header(b"x-relay-resume").lower() in (b"true", b"1", b"yes")
+    def resume_secret(self) -> str | None:
+        """None if its stream is not to outlive its connection; else what the client chose to prove later that it is its own, or nothing.
+
+        Raises InvalidRequest.
+        """
+        value = self.header(b"x-relay-resume")
+        if value.lower() in (b"", b"false", b"0", b"no"):
+            return None
+        if value.lower() in (b"true", b"1", b"yes"):
+            return ""
+        if not _SECRET.fullmatch(value):
+            raise InvalidRequest(
+                "X-Relay-Resume is neither `true` nor a secret of 16 to 128 letters, digits and . _ : -", param="X-Relay-Resume"
+            )
+        return value.decode("ascii")
 
     def continues(self, request_id: str, public_id: str, created: int, deadline_ns: int) -> None:
         """It goes on with the answer that another request began."""

@@ -17,6 +17,7 @@ from relay.clock import now_ns
 from relay.config import GatewayConfig
 from relay.errors import ClientGone, ContextTooLong, DeadlineExceeded, InvalidRequest, ModelNotFound, RequestError, StreamLost
 from relay.http.choice import Choice, Seen, echoed
+from relay.http.envelope import Envelope, envelope_of, refuse_long_scores, unsealed
 from relay.http.exchange import Exchange
 from relay.http.limits import Meter, most_tokens
 from relay.http.positions import Positions, check_position
@@ -29,6 +30,7 @@ from relay.openai.options import Options
 from relay.openai.response import Answer, Head, chat_response, completion_response
 from relay.openai.stream import DONE, KEEP_ALIVE, ChatStream, CompletionStream, EventStream, error_event
 from relay.openai.usage import Usage, usage
+from relay.runtime.frames import MAX_FRAME
 from relay.text.chat_template import ChatTemplate
 from relay.text.stop import StopStrings
 from relay.text.tokenizer import Tokenizer
@@ -53,19 +55,6 @@ class Prompt(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
     text: str
     n_added: int = 0
-
-
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a gateway needs to continue a stream of another: kept by the decode worker, read by gateways only."""
-
-    route: str
-    body: bytes
-    request_id: str
-    public_id: str
-    owner: str | None
-    created: int
-    seed: int
-    deadline_ns: int
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -99,30 +88,23 @@ class Endpoint(ABC, Generic[Request]):
         exchange.caller.check_model(self._served.name)
         options = request.options
         seed = options.seed if options.seed is not None else secrets.randbits(63)
-        resumable = None
-        if options.stream and exchange.wants_resume():
-            envelope = Envelope(
-                route=exchange.route,
-                body=body,
-                request_id=exchange.request_id,
-                public_id=exchange.public_id,
-                owner=exchange.caller.name,
-                created=exchange.created,
-                seed=seed,
-                deadline_ns=exchange.deadline_ns,
-            )
-            resumable = Resumable(exchange.public_id, msgspec.msgpack.encode(envelope))
+        resumable, secret = None, exchange.resume_secret()
+        if options.stream and secret is not None:
+            envelope = envelope_of(exchange, request, seed, secret)
+            resumable = envelope.resumable(self._config.max_resumable_kib << 10)
+            exchange.headers["x-relay-resume"] = exchange.answer_id
         bell = Bell()
         choices = self._choices(exchange, request, prompts, bell, seed, resumable)
         await self._run(exchange, request, prompts, choices, bell, timeout_s, self._gateway.submit)
 
     async def resume(self, exchange: Exchange, envelope: Envelope, held: Mapping[str, Held], seen: Mapping[int, Seen]) -> None:
         """Go on with a stream that another gateway began, or this one before its client left. Raises RequestError."""
-        request, prompts = await self._understand(envelope.body)
+        request, prompts = await self._understand_again(envelope.request)
         exchange.continues(envelope.request_id, envelope.public_id, envelope.created, envelope.deadline_ns)
         exchange.ledger.close(Span.GATEWAY_TOKENIZE, now_ns())
         bell = Bell()
-        resumable = Resumable(envelope.public_id, msgspec.msgpack.encode(envelope))
+        resumable = envelope.resumable(len(envelope.request) + MAX_FRAME)  # what was taken once is taken again
+        exchange.headers["x-relay-resume"] = exchange.answer_id
         choices = self._choices(exchange, request, prompts, bell, envelope.seed, resumable)
         check_position(seen, choices)
         for choice in choices:
@@ -175,12 +157,12 @@ class Endpoint(ABC, Generic[Request]):
                         error = caught
                     nursery.cancel_scope.cancel()
         finally:
-            for choice in choices:
-                if gone or isinstance(error, StreamLost):  # another connection may have taken over, or be about to
-                    self._gateway.leave(choice.flight, "the client left")
-                else:
+            if gone or isinstance(error, StreamLost):  # another connection may have taken over, or be about to
+                self._leave(exchange, choices)
+            else:
+                for choice in choices:
                     self._gateway.close(choice.flight, "it is answered")
-            self._settle(exchange, choices, refused=error is not None)
+                self._settle(exchange, choices, refused=error is not None)
         if gone:
             exchange.ledger.close(Span.CANCELLED, now_ns())
             exchange.error = ClientGone("the client left before the end")
@@ -190,11 +172,31 @@ class Endpoint(ABC, Generic[Request]):
         if error is not None:
             raise error
 
+    def _leave(self, exchange: Exchange, choices: list[Choice]) -> None:
+        """What goes on without its client is charged for when it has ended."""
+        self._tell(exchange, choices)
+        going_on = [choice for choice in choices if self._gateway.goes_on(choice.flight)]
+        ended = sum(choice.n_tokens for choice in choices if choice not in going_on)
+        on_spent = self._meter.end_later(exchange, exchange.n_prompt + ended, len(going_on))
+        for choice in choices:
+            self._gateway.leave(choice.flight, "the client left", on_spent)
+        if not going_on:
+            self._settle(exchange, choices)
+
     async def _understand(self, body: bytes) -> tuple[Request, list[Prompt]]:
         """Large bodies on a thread, so that other streams go on."""
         if len(body) <= _INLINE_BYTES:
             return self._read(body)
         return await trio.to_thread.run_sync(self._read, body, limiter=_THREADS)
+
+    async def _understand_again(self, request: bytes) -> tuple[Request, list[Prompt]]:
+        """What was understood before, and kept."""
+
+        def read() -> tuple[Request, list[Prompt]]:
+            known = msgspec.json.decode(request, type=self._kind)
+            return known, self._prompts(known)
+
+        return read() if len(request) <= _INLINE_BYTES else await trio.to_thread.run_sync(read, limiter=_THREADS)
 
     def _read(self, body: bytes) -> tuple[Request, list[Prompt]]:
         """Everything that can be refused before anything starts."""
@@ -215,6 +217,8 @@ class Endpoint(ABC, Generic[Request]):
         most = most_tokens(exchange.caller.limits, exchange.n_prompt, len(prompts) * options.best_of)
         for prompt in prompts:
             stopping = self._stopping(options, len(prompt.ids), most)
+            if resumable is not None:
+                refuse_long_scores(stopping.max_tokens, options.sampling.logprobs)
             for draw in range(options.best_of):
                 index = len(choices)
                 flight = Flight(
@@ -228,7 +232,7 @@ class Endpoint(ABC, Generic[Request]):
                     priority=options.priority,
                     deadline_ns=exchange.deadline_ns,
                     prompt_logprobs=self._prompt_logprobs(request),
-                    resumable=resumable,
+                    resumable=resumable if resumable is None or index == 0 else unsealed(resumable),
                 )
                 choices.append(
                     Choice(
@@ -381,6 +385,7 @@ class Endpoint(ABC, Generic[Request]):
         return Head(request_id=exchange.answer_id, created=exchange.created, model=self._served.name)
 
     prompt_param: str
+    _kind: type[Request]
 
     @abstractmethod
     def _parse(self, body: bytes) -> Request: ...
@@ -407,7 +412,7 @@ class Endpoint(ABC, Generic[Request]):
 class ChatEndpoint(Endpoint[ChatRequest]):
     """`POST /v1/chat/completions`."""
 
-    prompt_param = "messages"
+    prompt_param, _kind = "messages", ChatRequest
 
     def _parse(self, body: bytes) -> ChatRequest:
         return parse_chat(body)
@@ -446,7 +451,7 @@ class ChatEndpoint(Endpoint[ChatRequest]):
 class CompletionEndpoint(Endpoint[CompletionRequest]):
     """`POST /v1/completions`."""
 
-    prompt_param = "prompt"
+    prompt_param, _kind = "prompt", CompletionRequest
 
     def _parse(self, body: bytes) -> CompletionRequest:
         return parse_completion(body)

@@ -4,6 +4,8 @@ Headers as OpenAI sends them: limits, what remains, and how long until all of it
 that the key does not have there are none.
 """
 
+from collections.abc import Callable
+
 from relay.actors.quota import QuotaActor
 from relay.auth.metrics import KeyMetrics
 from relay.errors import InvalidRequest, RateLimited
@@ -16,9 +18,12 @@ class Meter:
 
     def __init__(self, quota: QuotaActor | None, metrics: KeyMetrics) -> None:
         self._quota, self._metrics = quota, metrics
+        self._holders: dict[str, Exchange] = {}  # by the answer's id: whose end settles it
 
     async def start(self, exchange: Exchange, n_prompt: int, n_tokens: int) -> None:
         """Return when the request may start; then `end` must follow. `n_tokens`: of its prompts, and the most that it may generate.
+
+        An exchange that goes on with an answer goes on with what was granted for it, and ends it in place of the one before.
 
         Raises RateLimited; InvalidRequest for what no waiting would make fit.
         """
@@ -32,18 +37,39 @@ class Meter:
                 f"{limits.tokens} a minute; ask for fewer with `max_tokens`, or shorten the prompt",
                 param="max_tokens",
             )
-        answer = await self._quota.reserve(exchange.request_id, caller.name, limits, n_prompt, n_tokens)
+        answer = await self._quota.reserve(exchange.answer_id, caller.name, limits, n_prompt, n_tokens)
         exchange.headers.update(rate_headers(limits, answer.standing))
         if isinstance(answer, Denied):
             self._metrics.limited(caller.name, answer.limit)
             raise RateLimited(_refusal(caller.name, limits, answer, n_tokens), retry_after_s=answer.retry_after_ms / 1000)
+        before = self._holders.get(exchange.answer_id)
+        if before is not None:
+            before.is_metered = False
+        self._holders[exchange.answer_id] = exchange
         exchange.is_metered = True
 
     def end(self, exchange: Exchange, n_tokens: int) -> None:
         """It used so many tokens."""
         if exchange.is_metered and self._quota is not None:
             exchange.is_metered = False
-            self._quota.settle(exchange.request_id, n_tokens)
+            del self._holders[exchange.answer_id]
+            self._quota.settle(exchange.answer_id, n_tokens)
+
+    def end_later(self, exchange: Exchange, n_tokens: int, n_left: int) -> Callable[[int, bool], None]:
+        """Its client has left `n_left` choices that go on; the others used `n_tokens` so far. To be called with the tokens of each of them
+        when it has ended, and whether it goes on at another gateway, which charges for it then."""
+        name, n_seen = exchange.caller.name, exchange.n_generated
+        total, n_open, elsewhere = n_tokens, n_left, False
+
+        def ended(n_generated: int, resumed: bool) -> None:
+            nonlocal total, n_open, elsewhere
+            total, n_open, elsewhere = total + n_generated, n_open - 1, elsewhere or resumed
+            if n_open == 0:
+                if name is not None and not elsewhere:
+                    self._metrics.unread(name, max(0, total - exchange.n_prompt - n_seen))
+                self.end(exchange, total)
+
+        return ended
 
 
 def most_tokens(limits: Limits, n_prompt: int, n_choices: int) -> int | None:

@@ -1,22 +1,34 @@
-"""`GET /v1/requests/{id}/stream`: go on with a resumable stream, on any gateway, behind the event that `Last-Event-ID` names."""
+"""`GET /v1/requests/{id}/stream`: go on with a resumable stream, on any gateway, behind the event that `Last-Event-ID` names.
+
+The id is the server's own (header `X-Relay-Resume` of the stream's answer), which nobody can guess; or the client's `X-Request-ID`, which
+counts for the API key that opened the stream, and without keys only together with the secret that the client chose when it did.
+"""
 
 from collections.abc import Mapping
 
 import msgspec
 
 from relay.errors import StreamLost
+from relay.http.envelope import opened
 from relay.http.exchange import Exchange
-from relay.http.generate import ChatEndpoint, CompletionEndpoint, Envelope, Held
+from relay.http.generate import ChatEndpoint, CompletionEndpoint, Held
 from relay.http.positions import read_position
 from relay.http.routes import Ask
 from relay.messages import Address
 
 _ANSWER_WITHIN_S = 1.0
-_ENVELOPE = msgspec.msgpack.Decoder(Envelope)
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """A gateway to all: the newest request that this asker may read by this name."""
+
+    name: str
+    owner: str
+    secret: str
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
-    """A decode worker's answer: one choice that it remembers."""
+    """A decode worker's answer: one choice that it remembers. One of a request's choices has its envelope."""
 
     decode: Address
     request_id: str
@@ -25,6 +37,11 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
 
 
 _FOUND = msgspec.msgpack.Decoder(list[Found])
+_REASONS = (
+    "it was not opened with X-Relay-Resume, its time ran out, there was no room to remember it, or the decode worker that did has ended "
+    "since; by an ID of your own it is found with the key that opened it, or, where the server has no keys, with the secret that "
+    "X-Relay-Resume had then"
+)
 
 
 class ResumeRoute:
@@ -37,16 +54,15 @@ class ResumeRoute:
         """Raises RequestError."""
         name = exchange.scope["path_params"]["id"]
         seen = read_position(exchange.header(b"last-event-id").decode("latin-1"))
-        answers = await self._ask("resumable", name.encode(), _ANSWER_WITHIN_S)
+        wanted = Wanted(name, exchange.caller.name or "", exchange.resume_secret() or "")
+        answers = await self._ask("resumable", msgspec.msgpack.encode(wanted), _ANSWER_WITHIN_S)
         every = [found for body in answers.answers.values() for found in _FOUND.decode(body)]
-        envelopes = {found.envelope: _ENVELOPE.decode(found.envelope) for found in every}
-        own = [envelope for envelope in envelopes.values() if envelope.owner == exchange.caller.name]
-        if not own:
-            text = "it was not opened with X-Relay-Resume, its time ran out, or the decode worker that remembered it has ended since"
-            raise StreamLost(f"there is no stream `{name}` to resume: {text}")
-        envelope = max(own, key=lambda each: (each.created, each.request_id))  # a client may have used its ID twice
+        envelopes = [opened(found.envelope) for found in every if found.envelope]
+        if not envelopes:
+            raise StreamLost(f"there is no stream `{name}` to resume: {_REASONS}")
+        envelope = max(envelopes, key=lambda each: (each.created, each.request_id))  # a client may have used its ID twice
         held: dict[str, Held] = {}
         for found in sorted(every, key=lambda each: each.attempt):
-            if envelopes[found.envelope].request_id == envelope.request_id:
+            if found.request_id.split("/")[0] == envelope.request_id:
                 held[found.request_id] = Held(found.decode, found.attempt)
         await self._endpoints[envelope.route].resume(exchange, envelope, held, seen)

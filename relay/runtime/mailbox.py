@@ -15,6 +15,7 @@ from relay.errors import LaneFull
 from relay.messages import Address, Message
 
 Life = tuple[str, int]  # a worker in one epoch
+Sent = tuple[str, Message]  # with the local actor that sends it
 
 
 class Lane:
@@ -24,7 +25,7 @@ class Lane:
         self._to, self._window = to, window
         self.free = window
         self._closed = False
-        self._late: deque[Message] = deque()
+        self._late: deque[Sent] = deque()
         self._waiting = trio.lowlevel.ParkingLot()
 
     @property
@@ -43,11 +44,11 @@ class Lane:
         while self.free == 0 and not self._closed:
             await self._waiting.park()
 
-    def put_off(self, message: Message) -> None:
+    def put_off(self, sent: Sent) -> None:
         """There is no credit: it goes when one comes."""
-        self._late.append(message)
+        self._late.append(sent)
 
-    def give(self, n: int) -> list[Message]:
+    def give(self, n: int) -> list[Sent]:
         """Credits come back. Returns what goes for them at once."""
         late = [self._late.popleft() for _ in range(min(n, len(self._late)))]
         self.free += n - len(late)

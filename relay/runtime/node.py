@@ -6,21 +6,45 @@ Laws. `Down(address)` is the last message of that address: what a link delivers 
 The supervisor tells each worker of a new life on that worker's own road, so a peer's message can name an address a moment before we hear
 of it. With `hold_early` such an address (an epoch above every one known for its actor) counts as alive: mail is held, monitors wait, until
 the supervisor's word comes. Taking it for dead would be worse than slow: leases end with a writer's death, and deaths are told on.
+
+What no frame can hold is not sent, and raises nothing: whoever sent it is told by `Oversized`, one for each attempt that it was about. That
+is the last net, for actors send what is large in parts; without it one request would end its worker, and the next one to take it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
+import structlog
 import trio
 
 from relay.errors import FrameTooLarge
-from relay.messages import Address, Cancel, Detach, Down, Message, Returned, Settle, Up
-from relay.runtime.mailbox import Lane, Life, Mailbox
+from relay.messages import (
+    Address,
+    Admit,
+    Cancel,
+    Detach,
+    Down,
+    Expect,
+    Key,
+    Message,
+    Oversized,
+    Prefill,
+    Prefilled,
+    Returned,
+    Scores,
+    Settle,
+    Spent,
+    Tokens,
+    Up,
+)
+from relay.runtime.mailbox import Lane, Life, Mailbox, Sent
 
-OUTSIDE_LANES: tuple[type, ...] = (Up, Down, Cancel, Detach, Returned, Settle)  # what frees room must not wait for room
+OUTSIDE_LANES: tuple[type, ...] = (Up, Down, Oversized, Cancel, Detach, Spent, Returned, Settle)  # what frees room must not wait for room
 _Words = tuple[str, tuple[str, ...], bool]  # of a death: reason, suspects, lone; as in `Down`
 _UNKNOWN: _Words = ("not alive", (), False)
+_log = structlog.get_logger()
 
 
 class Outlet(Protocol):
@@ -44,7 +68,7 @@ class Node:
         self._home: dict[Address, str] = {}
         self._upped: dict[Address, None] = {}
         self._highest: dict[str, int] = {}  # actor to the highest epoch heard of
-        self._early: dict[Address, list[Message]] = {}
+        self._early: dict[Address, list[Sent]] = {}
         self._watchers: defaultdict[Address, dict[str, None]] = defaultdict(dict)  # dicts, not sets: their order is that of insertion
         self._untaken: dict[tuple[str, Address], None] = {}  # a Down that lies in a mailbox
         self.on_taken: Callable[[Address, Message], None] | None = None  # chaos tests look at each message as its actor takes it
@@ -68,37 +92,34 @@ class Node:
     def is_local(self, address: Address) -> bool:
         return self._home.get(address) == self.worker
 
-    def post(self, to: Address, message: Message) -> None:
-        """Send without waiting. Without credit it waits here, before whatever comes later: for messages whose number the protocol bounds.
+    def post(self, to: Address, message: Message, sender: str = "") -> None:
+        """Send without waiting, as the local actor `sender`. Without credit it waits here, before whatever comes later: for messages whose
+        number the protocol bounds.
 
         Mail for the dead is dropped: `Down` is how one learns.
         """
         if self.is_alive(to) and not isinstance(message, self._outside) and self._lane(to).free == 0:
-            self._lane(to).put_off(message)
+            self._lane(to).put_off((sender, message))
         else:
-            self.offer(to, message)
+            self.offer(to, message, sender)
 
-    def offer(self, to: Address, message: Message) -> None:
+    def offer(self, to: Address, message: Message, sender: str = "") -> None:
         """Send now or not at all. Raises LaneFull: refuse, or merge with what comes later."""
         if not self.is_alive(to):
             return
         paid = not isinstance(message, self._outside)
         if paid:
             self._lane(to).take()
-        try:
-            self._pass_on(to, message)
-        except FrameTooLarge:
-            if paid:
-                self._give(to, 1)
-            raise
+        if not self._pass_on(to, (sender, message)) and paid:
+            self._give(to, 1)
 
-    async def send(self, to: Address, message: Message) -> None:
+    async def send(self, to: Address, message: Message, sender: str = "") -> None:
         """Send, waiting for room. Only for edges (a stream to a client, admission): two actors that wait on each other never wake."""
         if self.is_alive(to) and not isinstance(message, self._outside):
             await self._lane(to).wait()
         else:
             await trio.lowlevel.checkpoint()
-        self.offer(to, message)
+        self.offer(to, message, sender)
 
     def monitor(self, watcher: str, target: Address) -> None:
         """Put one `Down(target)` into the watcher's mailbox when it dies, at once if it is dead. Calls until that is taken share it."""
@@ -120,8 +141,8 @@ class Node:
             self._highest[actor] = max(epoch, self._highest.get(actor, 0))
             for box in self._boxes.values():
                 box.put(None, Up(address=address))
-            for message in self._early.pop(address, ()):
-                self._pass_on(address, message)
+            for sent in self._early.pop(address, ()):
+                self._pass_on(address, sent)
 
     def down(
         self, worker: str, epoch: int, reason: str, actors: tuple[str, ...] = (), *, suspects: tuple[str, ...] = (), lone: bool = False
@@ -160,8 +181,9 @@ class Node:
     # --- inside
 
     def _give(self, to: Address, n: int) -> None:
-        for message in self._lane(to).give(n):
-            self._pass_on(to, message)
+        for sent in self._lane(to).give(n):
+            if not self._pass_on(to, sent):
+                self._give(to, 1)
 
     def _is_early(self, address: Address) -> bool:
         return self._hold_early and address.epoch > self._highest.get(address.actor, 0)
@@ -171,14 +193,25 @@ class Node:
             self._lanes[to] = Lane(to, self._window)
         return self._lanes[to]
 
-    def _pass_on(self, to: Address, message: Message) -> None:
-        home = self._home.get(to)
+    def _pass_on(self, to: Address, sent: Sent) -> bool:
+        """Whether it is on its way; what is not is told to its sender."""
+        home, (sender, message) = self._home.get(to), sent
         if home is None:
-            self._early.setdefault(to, []).append(message)
+            self._early.setdefault(to, []).append(sent)
         elif home == self.worker:
             self._boxes[to.actor].put(None if isinstance(message, self._outside) else (home, to.epoch), message)
         else:
-            self._links[home, to.epoch].deliver(to, message)
+            try:
+                self._links[home, to.epoch].deliver(to, message)
+            except FrameTooLarge as error:
+                self._too_large(sender, to, message, str(error))
+                return False
+        return True
+
+    def _too_large(self, sender: str, to: Address, message: Message, why: str) -> None:
+        _log.error("message_too_large", sender=sender, to=str(to), error=why)
+        for request_id, attempt in _attempts(message) if sender in self._boxes else ():
+            self._boxes[sender].put(None, Oversized(request_id=request_id, attempt=attempt, to=to, reason=why))
 
     def _taken(self, address: Address, origin: Life | None, message: Message) -> None:
         if self.on_taken is not None:
@@ -217,12 +250,28 @@ class Node:
             self._boxes[watcher].put(None, Down(address=target, reason=reason, suspects=suspects, lone=lone))
 
 
+def _attempts(message: Message) -> list[Key]:
+    """That it is about."""
+    match message:
+        case Expect():
+            return [(message.admit.request_id, message.admit.attempt)]
+        case Tokens():
+            return [(row.request_id, row.attempt) for row in message.rows]
+        case Admit() | Prefill() | Scores() | Prefilled():
+            return [(message.request_id, message.attempt)]
+        case _:
+            return []  # of no attempt, or too small to be too large
+
+
 class Context:
     """What an actor sees of the world. A simulation overrides `sleep`."""
 
     def __init__(self, node: Node, address: Address, inbox: Mailbox) -> None:
         self._node, self.address, self.inbox = node, address, inbox
-        self.post, self.offer, self.send, self.is_alive = node.post, node.offer, node.send, node.is_alive
+        self.is_alive = node.is_alive
+        self.post: Callable[[Address, Message], None] = partial(node.post, sender=address.actor)
+        self.offer: Callable[[Address, Message], None] = partial(node.offer, sender=address.actor)
+        self.send: Callable[[Address, Message], Awaitable[None]] = partial(node.send, sender=address.actor)
 
     def is_local(self, address: Address) -> bool:
         """Whether that actor lives in this worker."""

@@ -1,4 +1,5 @@
-"""Rows of tokens on their way to gateways: one frame a step and gateway; without credit rows wait, and merge with later ones.
+"""Rows of tokens on their way to gateways: one frame a step and gateway, more where one would not hold them; without credit rows wait, and
+merge with later ones.
 
 In: rows by gateway, as steps give them. Out: `Tokens` frames, in order for each gateway. Part of a decode actor, and ends with it.
 """
@@ -6,10 +7,11 @@ In: rows by gateway, as steps give them. Out: `Tokens` frames, in order for each
 import trio
 
 from relay.errors import LaneFull
-from relay.messages import Address, Row, Tokens, Trail
+from relay.messages import Address, Tokens
 from relay.runtime.node import Context
+from relay.runtime.row_parts import Given, frames_of, with_trail
 
-Rows = dict[Address, list[tuple[Row, Trail]]]  # each with the trail of the step it is of
+Rows = dict[Address, list[Given]]
 
 
 class TokenOutbox:
@@ -35,12 +37,16 @@ class TokenOutbox:
             if waiting is not None:
                 waiting += some
                 continue
-            try:
-                self._context.offer(gateway, self._frame(some))
-            except LaneFull:
-                self._unsent[gateway] = some
-                self._full.append(gateway)
-                self._wake.set()
+            groups = list(frames_of(some))
+            while groups:
+                try:
+                    self._context.offer(gateway, self._frame(groups[0]))
+                except LaneFull:
+                    self._unsent[gateway] = [given for group in groups for given in group]
+                    self._full.append(gateway)
+                    self._wake.set()
+                    break
+                del groups[0]
 
     def forget(self, gateway: Address) -> None:
         """It is dead."""
@@ -48,17 +54,14 @@ class TokenOutbox:
 
     async def _send_when_free(self, gateway: Address) -> None:
         while rows := self._unsent.get(gateway):
-            self._unsent[gateway] = []
-            await self._context.send(gateway, self._frame(rows))
+            first, *others = frames_of(rows)
+            self._unsent[gateway] = [given for group in others for given in group]
+            await self._context.send(gateway, self._frame(first))
         self._unsent.pop(gateway, None)
 
-    def _frame(self, rows: list[tuple[Row, Trail]]) -> Tokens:
+    def _frame(self, rows: list[Given]) -> Tokens:
         trails, source = [trail for _, trail in rows], self._context.address
         if trails.count(trails[0]) == len(trails):
             return Tokens(source=source, rows=tuple(row for row, _ in rows), trail=trails[0], exact=self._exact)
         merged = tuple(with_trail(row, row.trail + trail) for row, trail in rows)
         return Tokens(source=source, rows=merged, exact=self._exact)
-
-
-def with_trail(row: Row, trail: Trail) -> Row:
-    return Row(row.request_id, row.attempt, row.first, row.ids, trail, row.finish, row.logprobs, row.n_cached, row.prompt_logprobs)

@@ -124,7 +124,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "        if first is not None or first is None:\n            sequence, starts",
         ),
     ),
-    "the first token goes to decode only": ((_PREFILL, "        self._context.post(job.message.gateway, first)\n", ""),),
+    "the first token goes to decode only": ((_PREFILL, "        for part in parts(row):\n", "        for part in parts(row)[1:]:\n"),),
     "the first token is sent with every row": ((_DECODE, "        entry.first = None\n        return Row(", "        return Row("),),
     "an attempt begins without the last token": (
         (_GATEWAY, "            tokens=(*flight.prompt, *flight.ids),\n", "            tokens=(*flight.prompt, *flight.ids[:-1]),\n"),
@@ -136,7 +136,9 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "                for gateway in list(self._unsent):\n                    nursery.start_soon(self._send_when_free, gateway)\n",
         ),
     ),
-    "rows without credit are dropped": ((_OUTBOX, "                self._unsent[gateway] = some\n", "                continue\n"),),
+    "rows without credit are dropped": (
+        (_OUTBOX, "[given for group in groups for given in group]\n                    self._full", "some[:0]\n                    self._full"),
+    ),
     "a preempted sequence resumes with stale n_computed": (
         (
             _ENGINE,

@@ -15,6 +15,7 @@ import pytest
 from tests.running import RunningServer, changed_config, running, until
 
 BODY: dict[str, Any] = {"prompt": "The history of bread begins", "max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True}
+SECRET = {"X-Relay-Resume": "only-these-tests-know-it"}  # so that the ID of a client's own is enough to find its stream
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ class Reader:
         self.done = False
         self._next_id = ""
         self.error: dict[str, Any] = {}
-        self.request_id = ""
+        self.request_id = self.stream_id = ""
         self._stop = threading.Event()
         self._args = (method, url, headers or {}, body)
         self._thread = threading.Thread(target=self._read)
@@ -67,6 +68,7 @@ class Reader:
         try:
             with httpx.stream(method, url, headers=headers, json=body, timeout=120) as response:
                 self.status, self.request_id = response.status_code, response.headers["x-request-id"]
+                self.stream_id = response.headers.get("x-relay-resume", "")
                 if self.status != 200:
                     self.error = json.loads(response.read())["error"]
                     return
@@ -190,18 +192,18 @@ def test_a_resumable_stream_goes_on_where_its_client_stopped_reading(
     body = {**BODY, **more}
     whole = Reader(f"{server.url}/v1/completions", body=body).join()
     assert whole.done
-    reader = Reader(
-        f"{server.url}/v1/completions", headers={"X-Relay-Resume": "true", "X-Request-ID": f"mine-{gone}-{len(more)}"}, body=body
-    )
+    reader = Reader(f"{server.url}/v1/completions", headers={**SECRET, "X-Request-ID": f"mine-{gone}-{len(more)}"}, body=body)
     until(lambda: reader.n_events >= 6, 60)
     leave(server, reader, gone)
     assert not reader.done
     assert re.fullmatch(r"0\.\d+(;1\.\d+)?", reader.last_id)
 
-    def resumed() -> Reader | None:
+    def come_back() -> Reader | None:
         try:
             found = Reader(
-                f"{server.url}/v1/requests/mine-{gone}-{len(more)}/stream", method="GET", headers={"Last-Event-ID": reader.last_id}
+                f"{server.url}/v1/requests/mine-{gone}-{len(more)}/stream",
+                method="GET",
+                headers={**SECRET, "Last-Event-ID": reader.last_id},
             ).join()
         except httpx.TransportError:
             return None
@@ -210,7 +212,7 @@ def test_a_resumable_stream_goes_on_where_its_client_stopped_reading(
     rest: list[Reader] = []
 
     def has_rest() -> bool:
-        found = resumed()
+        found = come_back()
         rest.extend([found] if found is not None else [])
         return bool(rest)
 
@@ -220,6 +222,75 @@ def test_a_resumable_stream_goes_on_where_its_client_stopped_reading(
         assert reader.text + rest[0].text == whole.text == undisturbed
     else:
         assert sorted(reader.text + rest[0].text) == sorted(whole.text)
+
+
+def resumed(server: RunningServer, name: str, last_id: str, **headers: str) -> Reader:
+    return Reader(f"{server.url}/v1/requests/{name}/stream", method="GET", headers={"Last-Event-ID": last_id, **headers})
+
+
+def test_a_stream_is_its_clients_alone_and_an_id_that_others_can_guess_gives_no_access(server: RunningServer, undisturbed: str) -> None:
+    name = "order-17"
+    headers = {"X-Relay-Resume": "true", "X-Request-ID": name}
+    reader = Reader(f"{server.url}/v1/completions", headers=headers, body=BODY)
+    until(lambda: reader.n_events >= 3, 60)
+    for stranger in (resumed(server, name, ""), resumed(server, name, "", **{"X-Relay-Resume": "true"})):
+        assert stranger.join().error["code"] == "stream_lost"
+    assert reader.leave().stream_id not in ("", name)
+    rest = resumed(server, reader.stream_id, reader.last_id).join()
+    assert (rest.done, reader.text + rest.text) == (True, undisturbed)
+
+
+def test_whoever_uses_the_name_of_a_stream_for_his_own_shuts_nobody_out(server: RunningServer, undisturbed: str) -> None:
+    headers = {"X-Request-ID": "victim-id"}
+    reader = Reader(f"{server.url}/v1/completions", headers={**headers, **SECRET}, body=BODY)
+    until(lambda: reader.n_events >= 3, 60)
+    others = [
+        Reader(f"{server.url}/v1/completions", headers={**headers, "X-Relay-Resume": how}, body={**BODY, "n": 2, "max_tokens": 2})
+        for how in ("true", "another-secret-of-a-stranger")
+    ]
+    assert all(other.join().done for other in others)
+    reader.leave()
+    rest = resumed(server, "victim-id", reader.last_id, **SECRET).join()
+    assert (rest.done, reader.text + rest.text) == (True, undisturbed)
+
+
+def test_of_readers_that_come_at_once_one_has_the_stream(server: RunningServer) -> None:
+    for _ in range(4):
+        reader = Reader(f"{server.url}/v1/completions", headers=SECRET, body={**BODY, "max_tokens": 150})
+        until(lambda reader=reader: reader.n_events >= 3, 60)
+        reader.leave()
+        readers = [resumed(server, reader.stream_id, "") for _ in range(12)]
+        ends = [each.join() for each in readers]
+        assert sum(each.done for each in ends) >= 1, [each.error for each in ends]  # the last; others may have begun after its end
+        assert all(each.done or each.error["code"] == "stream_lost" for each in ends)
+
+
+def remembered_bytes(server: RunningServer) -> float:
+    page = server.http.get("/metrics").text
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("relay_resumable_log_bytes{"))
+
+
+def test_a_resumable_request_is_remembered_once_and_only_what_of_it_is_read(server: RunningServer) -> None:
+    body = {**BODY, "max_tokens": 3, "n": 32, "metadata": {"nobody": "r" * 1_000_000}}
+    before = remembered_bytes(server)
+    reader = Reader(f"{server.url}/v1/completions", headers=SECRET, body=body).join()
+    assert reader.done, reader.error
+    assert 0 < remembered_bytes(server) - before < 200_000
+
+
+def test_a_request_that_is_too_large_to_be_remembered_is_refused_with_what_to_do(server: RunningServer) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "stream": True}
+    body["chat_template_kwargs"] = {"unknown": "x" * 300_000}
+    response = server.http.post("/v1/chat/completions", json=body, headers={"X-Relay-Resume": "true"})
+    assert response.status_code == 413
+    assert "leave out X-Relay-Resume" in response.json()["error"]["message"]
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("bad", ["please", "short", "spaces are not taken"])
+def test_a_secret_that_is_none_is_refused(server: RunningServer, bad: str) -> None:
+    response = server.http.post("/v1/completions", json=BODY, headers={"X-Relay-Resume": bad})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "X-Relay-Resume")
 
 
 def test_a_stream_that_was_not_opened_so_cannot_be_resumed(server: RunningServer) -> None:
@@ -232,13 +303,15 @@ def test_a_stream_that_was_not_opened_so_cannot_be_resumed(server: RunningServer
 
 @pytest.mark.parametrize("position", ["0.100000", "1.3", "0.2;7.1"])
 def test_a_position_that_no_event_of_the_stream_had_is_refused(server: RunningServer, position: str) -> None:
-    reader = Reader(f"{server.url}/v1/completions", headers={"X-Relay-Resume": "true", "X-Request-ID": f"at-{position[:3]}"}, body=BODY)
+    reader = Reader(f"{server.url}/v1/completions", headers={**SECRET, "X-Request-ID": f"at-{position[:3]}"}, body=BODY)
     until(lambda: reader.n_events >= 3, 60)
     reader.leave()
-    response = server.http.get(f"/v1/requests/at-{position[:3]}/stream", headers={"Last-Event-ID": position})
+    response = server.http.get(f"/v1/requests/at-{position[:3]}/stream", headers={**SECRET, "Last-Event-ID": position})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "Last-Event-ID"
-    rest = Reader(f"{server.url}/v1/requests/at-{position[:3]}/stream", method="GET", headers={"Last-Event-ID": reader.last_id}).join()
+    rest = Reader(
+        f"{server.url}/v1/requests/at-{position[:3]}/stream", method="GET", headers={**SECRET, "Last-Event-ID": reader.last_id}
+    ).join()
     assert rest.done
 
 
@@ -246,7 +319,7 @@ def test_a_position_that_no_event_of_the_stream_had_is_refused(server: RunningSe
 def test_a_drain_waits_for_whoever_comes_back_to_a_resumable_stream(server: RunningServer, gone: str) -> None:
     body = {**BODY, "max_tokens": 300}
     whole = Reader(f"{server.url}/v1/completions", body=body).join()
-    reader = Reader(f"{server.url}/v1/completions", headers={"X-Relay-Resume": "true", "X-Request-ID": f"drained-{gone}"}, body=body)
+    reader = Reader(f"{server.url}/v1/completions", headers={**SECRET, "X-Request-ID": f"drained-{gone}"}, body=body)
     until(lambda: reader.n_events >= 6, 60)
     leave(server, reader, gone)
     until(lambda: all_up(server), 60, server.log)
@@ -254,7 +327,9 @@ def test_a_drain_waits_for_whoever_comes_back_to_a_resumable_stream(server: Runn
     assert server.http.post("/admin/workers/decode-0/drain").status_code == 202
     assert Reader(f"{server.url}/v1/completions", body=BODY).join().done  # that takes a while, and the drained worker takes nothing
     assert pid_of(server, "decode-0") == before
-    rest = Reader(f"{server.url}/v1/requests/drained-{gone}/stream", method="GET", headers={"Last-Event-ID": reader.last_id}).join()
+    rest = Reader(
+        f"{server.url}/v1/requests/drained-{gone}/stream", method="GET", headers={**SECRET, "Last-Event-ID": reader.last_id}
+    ).join()
     assert rest.done, rest.error
     assert reader.text + rest.text == whole.text
     until(lambda: all_up(server) and pid_of(server, "decode-0") != before, 60, server.log)

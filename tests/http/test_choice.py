@@ -83,7 +83,7 @@ def test_an_echo_shows_the_clients_text_and_scores_what_was_put_in_front_of_it(t
     assert len(ids) == 3
     assert tokenizer.n_added("Hi") == 1
     scored = flight(ids, [])
-    scored.scores = (LIKELY, LIKELY)
+    scored.scores = [LIKELY, LIKELY]
     tokens = echoed(tokenizer, scored, tokenizer.n_added("Hi"))
     assert [(token.piece, token.first) for token in tokens] == [("", True), ("H", False), ("i", False)]
     spelled = tokenizer.token_bytes(ids[0]).decode() + "Hi"

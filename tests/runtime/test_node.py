@@ -1,14 +1,17 @@
 """The switchboard: local mail, who is told of whom, Down once and last, mail for the dead, and addresses that are named early."""
 
+from collections.abc import Callable
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from relay.errors import FrameTooLarge, LaneFull
-from relay.messages import Address, Cancel, Down, Message, Refused, Returned, Up
+from relay.messages import Address, Cancel, Down, Message, Oversized, Refused, Returned, Scores, Up
 from relay.runtime.node import Context, Node
 
 X = Address("x", 1)
+LARGE = Scores(request_id="r", attempt=1, logprobs=())
 
 
 class MemoryLink:
@@ -18,9 +21,10 @@ class MemoryLink:
         self.mail: list[tuple[Address, Message]] = []
         self.credits: list[int] = []
         self.too_large = False
+        self.fits: Callable[[Message], bool] = lambda body: True
 
     def deliver(self, to: Address, body: Message) -> None:
-        if self.too_large:
+        if self.too_large or not self.fits(body):
             raise FrameTooLarge("too large")
         self.mail.append((to, body))
 
@@ -163,13 +167,41 @@ def test_two_actors_that_wait_for_each_others_room_never_wake() -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_what_no_frame_can_hold_is_refused_and_costs_no_credit() -> None:
-    _, me, link = with_peer(window=1)
+def test_what_no_frame_can_hold_is_told_to_its_sender_and_costs_no_credit() -> None:
+    node, me, link = with_peer(window=1)
     link.too_large = True
-    with pytest.raises(FrameTooLarge):
-        me.post(X, mail(0))
+    me.post(X, LARGE)
+    me.post(X, LARGE)
     link.too_large = False
-    me.post(X, mail(1))
+    me.offer(X, mail(1))
+    assert [body for _, body in link.mail] == [mail(1)]
+    told = [message for message in seen(node, me) if isinstance(message, Oversized)]
+    assert [(each.request_id, each.attempt, each.to) for each in told] == [("r", 1, X), ("r", 1, X)]
+
+
+def test_what_was_put_off_and_no_frame_can_hold_lets_the_next_one_go() -> None:
+    node, me, link = with_peer(window=1)
+    for message in (mail(0), LARGE, mail(1)):
+        me.post(X, message)
+    link.fits = lambda body: body is not LARGE
+    node.credited(X, 1)
+    assert [body for _, body in link.mail] == [mail(0), mail(1)]
+    with pytest.raises(LaneFull):
+        me.offer(X, mail(2))
+    node.credited(X, 1)
+    me.offer(X, mail(2))
+    assert any(isinstance(message, Oversized) for message in seen(node, me))
+
+
+def test_what_was_held_for_an_address_that_was_named_early_may_be_too_large() -> None:
+    node = Node("a", 1, hold_early=True)
+    me, link = node.open("me"), MemoryLink()
+    me.post(X, LARGE)
+    me.post(X, mail(0))
+    link.fits = lambda body: body is not LARGE
+    node.up("b", 1, ("x",), link)
+    assert [body for _, body in link.mail] == [mail(0)]
+    assert any(isinstance(message, Oversized) for message in seen(node, me))
 
 
 def test_down_comes_once_however_often_it_was_asked_for_and_mail_for_the_dead_is_dropped() -> None:
