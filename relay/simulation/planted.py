@@ -137,7 +137,11 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "rows without credit are dropped": (
-        (_OUTBOX, "[given for group in groups for given in group]\n                    self._full", "some[:0]\n                    self._full"),
+        (
+            _OUTBOX,
+            "[given for group in groups for given in group]\n                    self._full",
+            "some[:0]\n                    self._full",
+        ),
     ),
     "a preempted sequence resumes with stale n_computed": (
         (

@@ -73,7 +73,7 @@ def test_a_clients_request_id_is_echoed_and_logged(server: RunningServer) -> Non
 def test_an_id_that_is_none_is_replaced(server: RunningServer, bad: str) -> None:
     """vllm#10968: a client's ID is bounded, and never a header of its own choosing."""
     response = server.http.get("/healthz", headers={b"X-Request-ID": bad.encode("latin-1")})
-    assert re.fullmatch(r"r[0-9a-f]{10}-\d+", response.headers["x-request-id"])
+    assert re.fullmatch(r"r[0-9a-f]{10}-\d+-[0-9a-f]{20}", response.headers["x-request-id"])
 
 
 def test_two_live_requests_with_one_client_id_both_work(server: RunningServer) -> None:
