@@ -58,8 +58,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 256.0
     keep_ledgers: Annotated[int, _doc("ended requests whose ledger stays readable", ge=0)] = 4096
     default_max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None, _doc("where a request gives none; default: the room left in the context")
+        Annotated[int, Meta(ge=1)] | None,
+        _doc("where a request gives none; default: 16 for /v1/completions, for a chat the room left in the context"),
     ] = None
+    clip_max_tokens: Annotated[
+        bool, _doc("a `max_tokens` beyond the room left in the context is taken as that room; false: it is refused with 400")
+    ] = False
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -66,7 +66,7 @@ class Choice:
                 break  # the id that stopped it is not part of the text
             piece = self._detokenizer.push(token)
             self._hold(position, token, piece)
-            text, stopped = self._stop.push(piece)
+            text, stopped = self._stop.push(piece, may_end=self.n_tokens >= flight.stopping.min_tokens)
             parts.append(text)
         if self.finish is not None:
             return "", []  # it stopped in what was seen already

@@ -251,20 +251,32 @@ class Endpoint(ABC, Generic[Request]):
         """Raises ContextTooLong for a text that cannot fit if each of its tokens were the longest, before time goes into encoding it."""
         least = n_chars // self._tokenizer.longest_token
         if least > self._served.max_context:
-            text = f"the prompt has more than {least} tokens; {self._served.max_context} fit, prompt and answer together"
-            raise ContextTooLong(text, param=self.prompt_param)
+            raise self._too_long(f"more than {least}")
+
+    def _too_long(self, n_tokens: str) -> ContextTooLong:
+        """In words by which clients tell this error from others: of `prompt is too long` and `maximum context length is`."""
+        text = (
+            f"the prompt is too long: it has {n_tokens} tokens, and this model's maximum context length is {self._served.max_context} "
+            "tokens, prompt and answer together"
+        )
+        return ContextTooLong(text, param=self.prompt_param)
 
     def _stopping(self, options: Options, n_prompt: int, most: int | None) -> Stopping:
         """`most`: of a choice whose client names no number."""
         room = self._served.max_context - n_prompt
         if room < 1:
-            text = f"the prompt has {n_prompt} tokens; {self._served.max_context} fit, prompt and answer together"
-            raise ContextTooLong(text, param=self.prompt_param)
+            raise self._too_long(str(n_prompt))
         max_tokens = options.max_tokens
         if max_tokens is None:
-            max_tokens = min(room, self._config.default_max_tokens or room, most or room)
+            default = self._config.default_max_tokens or self.default_max_tokens or room
+            max_tokens = min(room, max(default, options.min_tokens), most or room)
+        elif max_tokens > room and self._config.clip_max_tokens:
+            max_tokens = room
         elif max_tokens > room:
-            text = f"`max_tokens` is {max_tokens} and the prompt has {n_prompt} tokens; {self._served.max_context} fit together"
+            text = (
+                f"this model's maximum context length is {self._served.max_context} tokens, prompt and answer together; the prompt has "
+                f"{n_prompt} and `max_tokens` is {max_tokens}: ask for {room} at most, or shorten the prompt"
+            )
             raise ContextTooLong(text, param="max_tokens")
         eos_ids: tuple[int, ...] = () if options.ignore_eos else self._tokenizer.eos_ids
         stop_ids = tuple(dict.fromkeys((*eos_ids, *options.stop_ids)))
@@ -386,6 +398,7 @@ class Endpoint(ABC, Generic[Request]):
 
     prompt_param: str
     _kind: type[Request]
+    default_max_tokens: int | None  # None: what the context has room for
 
     @abstractmethod
     def _parse(self, body: bytes) -> Request: ...
@@ -413,6 +426,7 @@ class ChatEndpoint(Endpoint[ChatRequest]):
     """`POST /v1/chat/completions`."""
 
     prompt_param, _kind = "messages", ChatRequest
+    default_max_tokens = None
 
     def _parse(self, body: bytes) -> ChatRequest:
         return parse_chat(body)
@@ -452,6 +466,7 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
     """`POST /v1/completions`."""
 
     prompt_param, _kind = "prompt", CompletionRequest
+    default_max_tokens = 16  # as OpenAI and vLLM have it
 
     def _parse(self, body: bytes) -> CompletionRequest:
         return parse_completion(body)

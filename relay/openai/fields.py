@@ -1,6 +1,7 @@
 """One JSON object of a body, read field by field: each value with the type and range that it must have, or InvalidRequest naming it.
 
-`null` is the same as absent everywhere. A boolean is never a number, and 5.0 is not an integer. What nobody reads is ignored.
+`null` is the same as absent everywhere. A boolean is never a number. 5.0 is the integer 5: JSON has one kind of number, and some clients
+write all of them so. What nobody reads is ignored.
 """
 
 from typing import Any, TypeVar
@@ -55,18 +56,19 @@ class Fields:
         value = self._values.get(name)
         if value is None:
             return default
+        if type(value) is float and value.is_integer():
+            value = int(value)
         if type(value) is int and low <= value <= high:
             return value
         raise self.wrong(name, f"an integer from {low} to {high}")
 
-    def number(self, name: str, low: float, high: float, default: float, *, above: bool = False) -> float:
-        """From `low` (itself not, where `above`) to `high`."""
+    def number(self, name: str, low: float, high: float, default: float) -> float:
         value = self._values.get(name)
         if value is None:
             return default
-        if type(value) in (int, float) and low <= value <= high and not (above and value == low):
+        if type(value) in (int, float) and low <= value <= high:
             return float(value)
-        raise self.wrong(name, f"a number above {low:g}, up to {high:g}" if above else f"a number from {low:g} to {high:g}")
+        raise self.wrong(name, f"a number from {low:g} to {high:g}")
 
     def string(self, name: str, most: int, default: D) -> str | D:
         """Up to `most` characters."""

@@ -49,20 +49,22 @@ def _content(fields: Fields, role: str) -> str | list[dict[str, str]]:
             return ""
         case [_, *_] as parts:
             at = fields.path("content")
-            return [{"type": "text", "text": _text(f"{at}[{j}]", part)} for j, part in enumerate(parts)]
+            return [{"type": "text", "text": _text(f"{at}[{j}]", part, role)} for j, part in enumerate(parts)]
         case _:
             raise fields.wrong("content", "a string or an array of at least one text part")
 
 
-def _text(at: str, value: Any) -> str:
+def _text(at: str, value: Any, role: str) -> str:
+    """Of a part; what an assistant refused to say is text of its turn."""
     if not isinstance(value, dict):
         raise wrong(at, 'an object like {"type": "text", "text": "..."}', value)
     part = Fields(value, at)
-    if part.get("type") != "text":
+    kind = "refusal" if role == "assistant" and part.get("type") == "refusal" else "text"
+    if part.get("type") != kind:
         raise part.wrong("type", '"text"; other parts are not served here')
-    text = part.string("text", _MOST, None)
+    text = part.string(kind, _MOST, None)
     if text is None:
-        raise part.wrong("text", "a string")
+        raise part.wrong(kind, "a string")
     return text
 
 

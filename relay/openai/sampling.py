@@ -1,7 +1,8 @@
 """The fields that say how tokens are drawn: a body's fields in, a `Sampling` template out; the gateway fills in seed and choice.
 
 Ranges are OpenAI's, wider where users of other servers go further: temperature up to 100, `top_k` 0 or -1 for off, `min_p`,
-`repetition_penalty` above 0 up to 10. A value is honoured or refused, never clipped and never ignored.
+`repetition_penalty` from 0.01 (below that the model's numbers overflow) to 10. A value is honoured or refused, never clipped and never
+ignored.
 """
 
 from relay.errors import InvalidRequest
@@ -15,12 +16,15 @@ MOST_LOGPROBS = 20
 
 def read_sampling(fields: Fields, logprobs: int | None) -> Sampling:
     """`logprobs` is None for off, else how many alternatives. Raises InvalidRequest."""
+    top_p, top_k = fields.number("top_p", 0, 1, 1.0), max(0, fields.integer("top_k", -1, INT32, 0))
+    if top_p == 0:
+        top_p, top_k = 1.0, 1  # the least set of tokens with any chance at all is the likeliest alone
     return Sampling(
         temperature=fields.number("temperature", 0, 100, 1.0),
-        top_p=fields.number("top_p", 0, 1, 1.0, above=True),
-        top_k=max(0, fields.integer("top_k", -1, INT32, 0)),
+        top_p=top_p,
+        top_k=top_k,
         min_p=fields.number("min_p", 0, 1, 0.0),
-        repetition_penalty=fields.number("repetition_penalty", 0, 10, 1.0, above=True),
+        repetition_penalty=fields.number("repetition_penalty", 0.01, 10, 1.0),
         frequency_penalty=fields.number("frequency_penalty", -2, 2, 0.0),
         presence_penalty=fields.number("presence_penalty", -2, 2, 0.0),
         logit_bias=_logit_bias(fields),

@@ -1,4 +1,4 @@
-"""Fields of OpenAI, vLLM, SGLang and llama.cpp that would change an answer and are not served here: refused, never ignored in silence.
+"""Fields of OpenAI, vLLM, SGLang, llama.cpp, Ollama and TGI that would change an answer and are not served here: refused, never ignored.
 
 Each may be sent with a value that asks for nothing (`neutral`). Fields that change no answer (user, metadata, store, service_tier, ...)
 are not listed and pass unread.
@@ -33,7 +33,22 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (),
+    "input_ids": (),
+    "n_keep": (0,),
+    # the model
+    "lora_path": (),
+    "lora": ([],),
     # the choice of tokens
+    "custom_logit_processor": (),
+    "vllm_xargs": ({},),
+    "samplers": (),
+    "top_n_sigma": (-1, 0),
+    "adaptive_target": (-1, 0),
+    "repeat_last_n": (-1,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "do_sample": (True,),
+    "options": ({},),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "logits_processors": ([],),
@@ -48,9 +63,22 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "n_predict": (-1,),
+    # the end
+    "num_predict": (-1,),
+    "max_new_tokens": (),
+    "max_length": (),
+    "t_max_predict_ms": (-1, 0),
+    "thinking_token_budget": (),
+    "repetition_detection": (),
+    "stop_sequences": ([],),
+    "stop_regex": (),
+    "no_stop_trim": (False,),
     # the shape of the answer
     "prompt_logprobs": (),
     "return_token_ids": (False,),
+    "return_hidden_states": (False,),
+    "logprob_token_ids": ([],),
+    "n_probs": (0,),
     "return_tokens_as_token_ids": (False,),
 }
 CHAT = _NEUTRAL | {"echo": (False,), "best_of": (1,), "add_special_tokens": (False,)}
@@ -58,6 +86,15 @@ COMPLETION = _NEUTRAL | {"suffix": ("",), "add_special_tokens": (True,)}
 _INSTEAD = {
     "repeat_penalty": "use `repetition_penalty`",
     "n_predict": "use `max_tokens`",
+    "num_predict": "use `max_tokens`",
+    "max_new_tokens": "use `max_tokens`",
+    "max_length": "use `max_tokens`",
+    "options": "send its fields in the body itself",
+    "do_sample": "use `temperature`: 0",
+    "stop_sequences": "use `stop`",
+    "no_stop_trim": "use `include_stop_str_in_output`",
+    "n_probs": "use `logprobs`",
+    "t_max_predict_ms": "send the header X-Request-Timeout",
     "prompt_logprobs": "use /v1/completions with `echo` and `logprobs`",
     "echo": "use /v1/completions",
     "best_of": "use `n`",

@@ -5,6 +5,7 @@ unless the template walks over parts itself; the arguments of tool calls become 
 changed in place.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,35 @@ import msgspec
 from relay.errors import InvalidRequest
 
 
-def prepare_messages(messages: Sequence[dict[str, Any]], *, keep_parts: bool, wrap_strings: bool) -> list[dict[str, Any]]:
+def prepare_messages(
+    messages: Sequence[dict[str, Any]], *, keep_parts: bool, wrap_strings: bool, developer_is_system: bool = False
+) -> list[dict[str, Any]]:
     """Copies of the messages, fit for a template. Raises InvalidRequest, naming the field, for content that is no text.
 
-    keep_parts: the template walks over content parts. wrap_strings: and cannot deal with a plain string.
+    keep_parts: the template walks over content parts. wrap_strings: and cannot deal with a plain string. developer_is_system: it does not
+    know the role developer, whose messages are the system's then; at the front they become one message with it, since many templates read
+    the first only.
     """
+    if developer_is_system and any(message.get("role") == "developer" for message in messages):
+        messages = _with_one_system_message(messages)
     return [_message(message, f"messages[{i}]", keep_parts, wrap_strings) for i, message in enumerate(messages)]
+
+
+def _with_one_system_message(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    renamed = [message | {"role": "system"} if message.get("role") == "developer" else message for message in messages]
+    front = list(itertools.takewhile(lambda message: message.get("role") == "system", renamed))
+    if len(front) < 2:
+        return renamed
+    texts = [part for i, message in enumerate(front) for part in _parts(message.get("content"), f"messages[{i}].content")]
+    return [front[0] | {"content": "\n\n".join(texts)}, *renamed[len(front) :]]
+
+
+def _parts(content: Any, where: str) -> list[str]:
+    if isinstance(content, list):
+        return [_text_of(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    if not isinstance(content, str):
+        raise InvalidRequest(f"{where} must be a string or a list of parts", param=where)
+    return [content]
 
 
 def _message(message: dict[str, Any], where: str, keep_parts: bool, wrap_strings: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ fails on given messages is an InvalidRequest, for templates refuse messages that
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
@@ -46,6 +47,8 @@ class ChatTemplate:
             raise ModelError(f"the chat template does not compile, at line {error.lineno}: {error.message}") from error
         except (SyntaxError, RecursionError) as error:  # nested deeper than Python takes
             raise ModelError(f"the chat template does not compile: {error}") from error
+        self._names_developer, self._names_calls = "developer" in source, "tool_calls" in source
+        self._left_out: dict[str, bool] = {}  # whether the template leaves out messages of a role, of those that were asked about
         self._template = Template.from_code(environment, code, environment.make_globals(None))
         self._tokens = {"bos_token": self._marks.mark_whole(bos_token), "eos_token": self._marks.mark_whole(eos_token)}
 
@@ -84,8 +87,14 @@ class ChatTemplate:
         """
         for name in _OWN_NAMES.intersection(extra):
             raise InvalidRequest(f"`{name}` is set by the server; leave it out", param=f"chat_template_kwargs.{name}")
+        self._refuse_what_would_vanish(messages)
         given = extra | {
-            "messages": prepare_messages(messages, keep_parts=self._keep_parts, wrap_strings=self._wrap_strings),
+            "messages": prepare_messages(
+                messages,
+                keep_parts=self._keep_parts,
+                wrap_strings=self._wrap_strings,
+                developer_is_system=not self._names_developer,
+            ),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
@@ -104,6 +113,25 @@ class ChatTemplate:
             reason = self._marks.unmark(str(error)) or type(error).__name__
             raise InvalidRequest(f"the model's chat template cannot take these messages: {reason}", param="messages") from error
         return self._marks.split(rendered, way_out)
+
+    def _refuse_what_would_vanish(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Raises InvalidRequest for what the template would pass over in silence: the model would answer as if it had not been said."""
+        for i, message in enumerate(messages):
+            role = message.get("role")
+            if role in ("tool", "function") and self._leaves_out(role):
+                raise InvalidRequest(f"the model's chat template leaves out messages of the role {role}", param=f"messages[{i}].role")
+            if message.get("tool_calls") and not self._names_calls:
+                text = "the model's chat template knows no tool calls; write them into the content, as the model is to see them"
+                raise InvalidRequest(text, param=f"messages[{i}].tool_calls")
+
+    def _leaves_out(self, role: str) -> bool:
+        """Found by trying. A template that refuses the trial may refuse the request in its own words."""
+        if role not in self._left_out:
+            self._left_out[role] = False  # while it is tried
+            ask, said = {"role": "user", "content": "a"}, {"role": role, "name": "f", "content": "b"}
+            with suppress(InvalidRequest):
+                self._left_out[role] = self.render([ask, said]) == self.render([ask])
+        return self._left_out[role]
 
     def _run(self, context: dict[str, Any]) -> str:
         pieces: list[str] = []

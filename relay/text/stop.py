@@ -67,8 +67,9 @@ class StopChecker:
         self._held = ""
         self._state = 0
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """Take the next text; returns what may be sent now, and whether the answer has ended. What follows the end is dropped."""
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, bool]:
+        """Take the next text; returns what may be sent now, and whether the answer has ended. What follows the end is dropped. A stop
+        string that is complete where the answer may not end yet is text like any other."""
         if self.stopped:
             return "", True
         state, stops = self._state, self._stops
@@ -79,7 +80,7 @@ class StopChecker:
             while state and char not in children[state]:
                 state = fallback[state]
             state = children[state].get(char, 0)
-            if length[state]:
+            if length[state] and may_end:
                 return self._stop(self._held + text[: i + 1], length[state]), True
         self._state = state
         whole = self._held + text

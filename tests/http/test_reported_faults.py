@@ -218,3 +218,41 @@ def test_a_clients_id_is_in_the_header_alone(server: RunningServer) -> None:
         assert response.status_code == 200
         assert bad not in (response.headers["x-request-id"], response.text)
         assert "set-cookie" not in response.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_an_overflow_is_told_in_words_that_clients_act_on(server: RunningServer, path: str) -> None:
+    """LiteLLM look for the second phrase, LangChain for the first; else no history is trimmed, no fallback begun."""
+    prompt = "word " * 9000
+    ask = {"prompt": prompt} if path == "/v1/completions" else {"messages": [{"role": "user", "content": prompt}]}
+    for body in (ask, {"prompt": "x" * 4_000_000, "messages": [{"role": "user", "content": "x" * 4_000_000}]}):
+        response = server.http.post(path, json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert "prompt is too long" in error["message"]
+        assert "this model's maximum context length is 8192 tokens" in error["message"]
+    short = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+    error = server.http.post(path, json={**short, "max_tokens": 9000}).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    assert "this model's maximum context length is 8192 tokens" in error["message"]
+
+
+def test_a_completion_without_a_number_of_tokens_has_sixteen(server: RunningServer) -> None:
+    """As OpenAI and vLLM have it: without, the first request of a newcomer ran through the whole context."""
+    response = server.http.post("/v1/completions", json={"prompt": "1, 2, 3,", "temperature": 0, "ignore_eos": True})
+    assert response.json()["usage"]["completion_tokens"] == 16
+    response = server.http.post("/v1/completions", json={"prompt": "1, 2, 3,", "temperature": 0, "ignore_eos": True, "min_tokens": 20})
+    assert response.json()["usage"]["completion_tokens"] == 20
+
+
+@pytest.mark.parametrize("least", [1, 20, 45])
+@pytest.mark.parametrize("stop", [" the", "a"])
+def test_stop_strings_wait_for_the_least_number_of_tokens(server: RunningServer, stop: str, least: int) -> None:
+    """vllm#21987."""
+    body: dict[str, Any] = {"prompt": "Once upon a time", "stop": [stop], "min_tokens": least, "max_tokens": 60}
+    whole = answer(server, **body)
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["usage"]["completion_tokens"] >= least
+    streamed = events(server, **body)
+    assert "".join(event["choices"][0]["text"] for event in streamed) == whole["choices"][0]["text"]
+    assert streamed[-1]["choices"][0]["finish_reason"] == "stop"

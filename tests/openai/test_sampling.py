@@ -53,5 +53,8 @@ def test_any_64_bit_seed_is_taken_and_none_is_left_to_the_gateway(seed: int) -> 
 
 def test_the_ends_of_the_ranges_are_inside() -> None:
     assert options(temperature=0, top_p=1, min_p=1, repetition_penalty=10, logprobs=0).sampling.logprobs == 0
-    assert options(temperature=100, top_p=1e-6, min_p=0, repetition_penalty=1e-3).sampling.temperature == 100.0
+    assert options(temperature=100, top_p=1e-6, min_p=0, repetition_penalty=0.01).sampling.temperature == 100.0
     assert options(logit_bias={}).sampling.logit_bias == ()
+    likeliest = options(top_p=0, top_k=5).sampling
+    assert (likeliest.top_p, likeliest.top_k) == (1.0, 1)
+    assert options(top_k=7.0, seed=3.0).sampling.top_k == 7

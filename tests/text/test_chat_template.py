@@ -268,3 +268,36 @@ def test_a_lone_surrogate_is_the_request_s_error(tokenizer: Tokenizer, template:
     """colibri#1589."""
     with pytest.raises(InvalidRequest, match="lone surrogate"):
         encode_chat(tokenizer, template, user("x \ud83d"))
+
+
+_THREE_ROLES = (
+    "{% for m in messages %}{% if m.role == 'system' %}S:{{ m.content }};{% elif m.role == 'user' %}U:{{ m.content }};"
+    "{% elif m.role == 'assistant' %}A:{{ m.content }};{% endif %}{% endfor %}"
+)
+
+
+def test_a_developers_message_is_the_systems_where_the_template_knows_no_developer() -> None:
+    """sglang#40082: the instruction was gone, and the answer 200."""
+    ask = {"role": "user", "content": "hi"}
+    developer = {"role": "developer", "content": "Be brief."}
+    assert ChatTemplate(_THREE_ROLES).render([developer, ask]) == "S:Be brief.;U:hi;"
+    assert ChatTemplate(_THREE_ROLES).render([{"role": "system", "content": "Be kind."}, developer, ask]) == "S:Be kind.\n\nBe brief.;U:hi;"
+    assert ChatTemplate(_THREE_ROLES).render([ask, developer]) == "U:hi;S:Be brief.;"
+    knows = ChatTemplate(_THREE_ROLES.replace("{% if", "{% if m.role == 'developer' %}D:{{ m.content }};{% elif", 1))
+    assert knows.render([developer, ask]) == "D:Be brief.;U:hi;"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "7"}, "messages[1].role"),
+        ({"role": "function", "name": "f", "content": "7"}, "messages[1].role"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, "messages[1].tool_calls"),
+    ],
+)
+def test_what_a_template_would_leave_out_is_refused(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        ChatTemplate(_THREE_ROLES).render([{"role": "user", "content": "hi"}, message])
+    assert refused.value.param == param
+    every_role = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }};{% endfor %}")
+    assert message["role"] in every_role.render([{"role": "user", "content": "hi"}, message])

@@ -119,3 +119,13 @@ def test_without_stops_everything_passes_at_once() -> None:
     checker = StopChecker(StopStrings([]))
     assert checker.push("anything") == ("anything", False)
     assert checker.flush() == ""
+
+
+def test_a_stop_string_that_comes_too_early_is_text_and_one_that_ends_in_time_is_found() -> None:
+    """vllm#21987."""
+    checker = StopChecker(StopStrings(["stop", "op!"]))
+    assert checker.push("a stop b", may_end=False) == ("a stop b", False)
+    assert checker.push(" sto", may_end=False) == (" ", False)
+    assert checker.push("p", may_end=False) == ("", False)
+    assert checker.push("!") == ("st", True)
+    assert checker.matched == "op!"
