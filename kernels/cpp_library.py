@@ -36,6 +36,7 @@ SOURCES: Final = (
     "weight_packing.cpp",
     "thread_pool.cpp",
     "block_push.cpp",
+    "block_checksum.cpp",
     "machine_peaks.cpp",
 )
 FLAGS: Final = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread")

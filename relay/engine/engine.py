@@ -14,6 +14,7 @@ of blocks, the last decode sequence in order of priority and age is preempted: i
 prompts to be computed again from its tokens.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +24,7 @@ import numpy as np
 from relay.clock import now_ns
 from relay.engine import trails
 from relay.engine.ahead import RowsAhead
+from relay.engine.arrivals import Arrivals
 from relay.engine.board import StepBoard
 from relay.engine.drafter import Drafter
 from relay.engine.line import Line
@@ -37,6 +39,7 @@ from relay.ledger.spans import Span
 from relay.messages import FinishReason
 from relay.policy.batching import StepClock, plan_chunks
 
+_VERIFY_BYTES_PER_MS = 2 << 20  # what one core sums at least, of memory that it has not seen for a while
 _MOST_PAUSES = 4  # steps of prompts alone before running sequences get their turn
 
 
@@ -92,6 +95,7 @@ class Engine:
         drafter: Callable[[Sequence], Drafter] | None = None,
         draft_rows: int = 0,
         most_drafts: int = 7,
+        verify_bytes_per_ms: int = _VERIFY_BYTES_PER_MS,
     ) -> None:
         self._runner, self._book, self._clock = runner, book, clock
         self._launch, self._beside = launching(runner), beside_host(runner)
@@ -101,6 +105,7 @@ class Engine:
         self._block_tokens = runner.layout.block_tokens
         self._running: dict[SequenceId, Sequence] = {}
         self._line = Line(book, runner.memory)
+        self._arrivals, self._verify_bytes_per_ms = Arrivals(runner.memory), verify_bytes_per_ms
         self._speculation = Speculation(drafter, draft_rows, most_drafts, book, self._block_tokens) if drafter is not None else None
         self._ahead: RowsAhead | None = None
         self._flight: tuple[Step, Pending] | None = None
@@ -127,7 +132,8 @@ class Engine:
         if self._flight is not None:
             (step, pending), self._held = self._flight, jobs
         else:
-            if self._untold is not None and (self._untold.n_prefill_tokens or any(isinstance(job, Join) for job in jobs)):
+            verifies = self._arrivals or any(isinstance(job, Join) for job in jobs)
+            if self._untold is not None and (self._untold.n_prefill_tokens or verifies):
                 self._tell()  # first tokens wait for nothing, and what a Join brings may take long to verify
             step = self.begin(jobs)
             if step.batch is None:
@@ -185,7 +191,7 @@ class Engine:
 
     def _follow(self, step: Step, result: StepResult) -> tuple[Step, Pending] | None:
         """Begin the next step at once, with what was made ahead, if all have got a token and nothing else has happened."""
-        if not self.flies or self._beside is None or self._held or self._line or self.arrived():
+        if not self.flies or self._beside is None or self._held or self._arrivals or self._line or self.arrived():
             return None
         if len(self._running) != len(step.parts):
             return None
@@ -216,7 +222,7 @@ class Engine:
         going_on = [part.sequence for part in goes_on if not part.drafts]
         if going_on:
             self._ahead = RowsAhead(going_on)
-        if self.flies and len(going_on) == len(step.parts) == len(self._running) and not (self._held or self._line):
+        if self.flies and len(going_on) == len(step.parts) == len(self._running) and not (self._held or self._line or self._arrivals):
             assert self._ahead is not None
             beside.prepare(self._ahead.whole)
         for job in self._held + self.arrived():
@@ -233,8 +239,14 @@ class Engine:
         report = StepReport(began_ns=now_ns())
         for job in jobs:
             self._take(job, report)
+        if self._arrivals:
+            self._verify(report, self._blocks_in_a_step())
         self._grow(report)
         step = Step(report, self._choose())
+        if not step.parts and self._arrivals:  # nobody waits for the rest of them
+            self._verify(report, math.inf)
+            self._grow(report)
+            step.parts = self._choose()
         if step.parts:
             self._prepare(step)
         report.ended_ns = now_ns()
@@ -248,33 +260,30 @@ class Engine:
                     sequence.n_cached = sequence.n_computed
                     self._line.announce(sequence)
             case Join(sequence, checksums, n_checked):
-                damaged = self._verify(sequence, checksums, n_checked)
-                if damaged:
-                    report.refused.append((sequence, damaged))
-                else:
-                    sequence.trail.append((Span.KV_VERIFY, now_ns()))
-                    self._running[sequence.id] = sequence
-                    self._line.publish(sequence)
+                self._arrivals.add(sequence, checksums, n_checked)
             case Drop(id):
-                dropped = self._running.pop(id, None) or self._line.remove(id)
+                dropped = self._running.pop(id, None) or self._line.remove(id) or self._arrivals.remove(id)
                 if dropped is not None:
                     report.gone.append(dropped)
                     self._line.reserve()
             case Nudge():
                 pass
 
-    def _verify(self, sequence: Sequence, checksums: bytes, n_checked: int) -> str:
-        """Empty if the pool holds what the pusher sent, else which layer does not."""
-        if n_checked == 0:
-            return ""
-        n = self._runner.layout.blocks_for(sequence.n_computed)
-        blocks = np.asarray(sequence.blocks[n - n_checked : n], dtype=np.int32)
-        sent = np.frombuffer(checksums, dtype=np.uint64).reshape(self._runner.layout.n_layers, n_checked)
-        differs = self._runner.memory.checksums(blocks) != sent
-        if not differs.any():
-            return ""
-        layer, block = (int(x[0]) for x in np.nonzero(differs))
-        return f"the checksum of layer {layer}, block {block} of {n_checked} differs"
+    def _verify(self, report: StepReport, n_blocks: float) -> None:
+        """Does the pool hold what the pushers sent? Who is through runs."""
+        for sequence, damaged in self._arrivals.verified(n_blocks):
+            if damaged:
+                report.refused.append((sequence, damaged))
+            else:
+                sequence.trail.append((Span.KV_VERIFY, now_ns()))
+                self._running[sequence.id] = sequence
+                self._line.publish(sequence)
+
+    def _blocks_in_a_step(self) -> int:
+        """How many are verified in the time of a decode step of those that run: one more step is what they wait for it."""
+        n_kv_tokens = sum(len(sequence.tokens) for sequence in self._running.values())
+        step_ms = self._clock.predict_ms(max(1, len(self._running)), n_kv_tokens)
+        return max(1, int(step_ms * self._verify_bytes_per_ms / self._runner.layout.block_bytes))
 
     def _grow(self, report: StepReport) -> None:
         """See that every running sequence has a block for the token this step computes; preempt from the youngest on."""

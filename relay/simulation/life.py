@@ -90,6 +90,7 @@ class Life:
             board=self.board,
             drafter=lambda sequence: OracleDrafter(sequence, guesses, VOCAB_SIZE, N_LAYERS),
             draft_rows=scenario.draft_rows,
+            verify_bytes_per_ms=scenario.verify_bytes_per_ms,
         )
         self.compute = SimulatedCompute(self, self.engine, machine)
         self.host = EngineHost(self.engine, max_running=scenario.max_running, compute=self.compute)

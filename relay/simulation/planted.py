@@ -6,6 +6,7 @@ _DECODE, _PREFILL, _GATEWAY, _ROUTER = (f"relay.actors.{name}" for name in ("dec
 _OUTBOX, _BOOK = "relay.runtime.token_outbox", "relay.kv.book"
 _NODE, _LOG, _AHEAD = "relay.runtime.node", "relay.engine.token_log", "relay.engine.ahead"
 _ENGINE, _LINE, _ROWS, _SPECULATION, _STEP = (f"relay.engine.{name}" for name in ("engine", "line", "rows", "speculation", "step"))
+_ARRIVALS = "relay.engine.arrivals"
 _LIFE, _MACHINE, _FAULTS = "relay.simulation.life", "relay.simulation.machine", "relay.simulation.faults"
 _THREAD = "relay.runtime.compute"
 
@@ -84,7 +85,11 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         (_MACHINE, "for layer in range(machine.layout.n_layers):", "for layer in range(machine.layout.n_layers - 1):"),
     ),
     "the last block of a prompt is not pushed": ((_ROWS, "    done = n_computed == len(sequence.tokens)\n", "    done = False\n"),),
-    "checksums are not verified": ((_ENGINE, "        if n_checked == 0:\n", "        if True:\n"),),
+    "checksums are not verified": ((_ARRIVALS, "        if begin == end:\n", "        if True:\n"),),
+    "of a part of what joins only the last block is verified": (
+        (_ARRIVALS, "begin, arrival.n_done = arrival.n_done, end", "begin, arrival.n_done = max(arrival.n_done, end - 1), end"),
+    ),
+    "what is dropped while it is verified joins": ((_ENGINE, " or self._arrivals.remove(id)\n", "\n"),),
     "a pool is known by its actor, not by its epoch": (
         (
             "relay.kv.pools",

@@ -97,6 +97,7 @@ class Scenario:
     spread_s: float
     draft_rows: int
     beside: bool
+    verify_bytes_per_ms: int
 
     @property
     def needs_patience(self) -> bool:
@@ -134,6 +135,7 @@ def draw_scenario(draw: random.Random) -> Scenario:
         spread_s=spread_s,
         draft_rows=draw.choice((0, 0, 4, 8)),
         beside=draw.random() < 0.7,
+        verify_bytes_per_ms=draw.choice((1, 1 << 20)),
     )
 
 

@@ -5,7 +5,9 @@ import random
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from relay.engine.board import BOARD_BYTES, StepBoard, read_board
 from relay.engine.drafter import NgramDrafter
@@ -72,6 +74,7 @@ class Worker:
         flies: bool = False,
         draft_rows: int = 0,
         caching: bool = True,
+        verify_bytes_per_ms: int = 1 << 20,
     ) -> None:
         self.memory = KVMemory(layout(n_blocks))
         self.runner = runner(self.memory)
@@ -86,6 +89,7 @@ class Worker:
             first=first,
             drafter=lambda _: NgramDrafter(),
             draft_rows=draft_rows,
+            verify_bytes_per_ms=verify_bytes_per_ms,
         )
         self.engine._clock.ran = lambda n_rows, n_kv_tokens, ms: None  # type: ignore[method-assign]
         self.engine.flies = flies
@@ -243,6 +247,83 @@ def test_a_damaged_push_is_refused_and_never_computed_with() -> None:
     assert [sequence.id for sequence, _ in report.refused] == [second.id]
     assert "layer 0, block 1" in report.refused[0][1]
     assert report.advances == []
+
+
+def handed_over(prefill: Worker, decode: Worker, n_prompt: int, max_tokens: int = 9) -> Join:
+    """A prompt that `prefill` has computed and pushed."""
+    lease = decode.book.lease(decode.memory.layout.blocks_for(n_prompt))
+    assert lease is not None
+    first = prefill.sequence(prompt_of(n_prompt), max_tokens, side="prefill")
+    first.target = Target(decode.memory, tuple(lease), 0)
+    prefill.step(Add(first))
+    while first.id not in prefill.finished:
+        prefill.step()
+    decode.book.adopt(lease)
+    second = decode.sequence([*prompt_of(n_prompt), *prefill.got[first.id]], max_tokens)
+    decode.book.free(second.blocks)
+    second.blocks, second.n_prompt, second.n_computed = list(lease), n_prompt, n_prompt
+    return Join(second, first.pushed_checksums(), len(lease))
+
+
+@pytest.mark.parametrize("runner", [ModelledRunner, BesideRunner])
+def test_who_runs_waits_for_a_part_of_a_joining_prompt_at_a_time(runner: type[ModelledRunner], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks are verified in the time of a step; ten need five turns, and the stream gets its token in each."""
+    decode = Worker(runner=runner, flies=runner is BesideRunner, verify_bytes_per_ms=layout(1).block_bytes // 4)
+    looked_at: list[int] = []
+    whole = KVMemory.checksums
+
+    def checksums(memory: KVMemory, blocks: NDArray[np.int32], layer: int | None = None) -> NDArray[np.uint64]:
+        if memory is decode.memory and layer is None:
+            looked_at.append(len(blocks))
+        return whole(memory, blocks, layer)
+
+    running = decode.sequence(prompt_of(5), 30)
+    decode.step(Add(running))
+    join = handed_over(Worker(), decode, 160)
+    monkeypatch.setattr(KVMemory, "checksums", checksums)
+    before = len(decode.got[running.id])
+    decode.step(join)
+    n_turns = 1
+    while join.sequence.id not in decode.got:
+        n_turns += 1
+        decode.step()
+    assert len(looked_at) >= 4
+    assert max(looked_at) <= 10 * decode.engine._verify_bytes_per_ms // layout(1).block_bytes
+    assert sum(looked_at) == 10
+    assert len(decode.got[running.id]) - before == n_turns
+    while len(decode.finished) < 2:
+        decode.step()
+    assert decode.got[running.id] == expected(prompt_of(5), 30)
+    assert decode.got[join.sequence.id] == expected(prompt_of(160), 9)[1:]
+    assert join.sequence.trail == []
+
+
+def test_nobody_waits_for_a_joining_prompt_where_nothing_runs() -> None:
+    decode = Worker(verify_bytes_per_ms=1)
+    join = handed_over(Worker(), decode, 160)
+    assert [advance.sequence for advance in decode.step(join).advances] == [join.sequence]
+
+
+def test_damage_in_a_later_part_is_found_and_named() -> None:
+    decode = Worker(verify_bytes_per_ms=1)
+    decode.step(Add(decode.sequence(prompt_of(5), 30)))
+    join = handed_over(Worker(), decode, 64)
+    decode.memory.pages[0, 1, join.sequence.blocks[3], 0] ^= 1
+    reports = [decode.step(join)] + [decode.step() for _ in range(5)]
+    assert [reason for report in reports for _, reason in report.refused] == ["the checksum of layer 0, block 3 of 4 differs"]
+    assert join.sequence.id not in decode.got
+
+
+def test_what_is_dropped_while_it_is_verified_is_gone() -> None:
+    decode = Worker(verify_bytes_per_ms=1)
+    decode.step(Add(decode.sequence(prompt_of(5), 5)))
+    join = handed_over(Worker(), decode, 64)
+    decode.step(join)
+    assert decode.step(Drop(join.sequence.id)).gone == [join.sequence]
+    while not decode.finished:
+        decode.step()
+    assert join.sequence.id not in decode.got
+    assert decode.all_back()
 
 
 def test_a_dropped_sequence_is_reported_once_and_computes_nothing_more() -> None:

@@ -59,6 +59,7 @@ def scenario(workers: tuple[WorkerPlan, ...], draft_rows: int, n_clients: int) -
         spread_s=0.3,
         draft_rows=draft_rows,
         beside=True,
+        verify_bytes_per_ms=1 << 20,
     )
 
 

@@ -16,6 +16,7 @@ from relay.engine.native.shared_mapping import SharedMapping
 from relay.engine.native.token_arrays import TokenArrays
 from relay.engine.runner import Batch, StepResult
 from relay.errors import ModelError
+from relay.kernels.block_checksum import block_checksums
 from relay.kernels.decoder_step import Decoder, Layer, Model, Push, Step
 from relay.kernels.packed_matmul import Format, Matrix, matrix_at
 from relay.kernels.paged_attention import KV_TYPES, ORDER, PAGE_TOKENS, KVPool
@@ -77,6 +78,7 @@ class NativeRunner:
                 f"the KV pool is laid out as {layout.layout_id}; the native kernels need {expected}, or another type of theirs"
             )
         self.memory = memory
+        memory.sums = block_checksums
         self.vocab_size = spec.vocab_size
         self.keep_logits = keep_logits
         self._frequencies = np.ascontiguousarray(spec.rope.frequencies(spec.head_dim), np.float64)
