@@ -551,7 +551,7 @@ class DecodeActor:
         if first is None:
             sequence, starts = advance.sequence, advance.index == len(admit.tokens) - admit.n_prompt
             n_cached = min(sequence.n_cached, sequence.n_prompt) if advance.index == 0 else 0
-            scores = tuple(sequence.scores[: sequence.n_prompt - 1]) if starts else ()
+            scores = tuple(sequence.scores) if starts else ()
             return Row(*key, advance.index, ids, advance.trail, finish, logprobs, n_cached, scores)
         entry.first = None
         return Row(

@@ -196,7 +196,7 @@ class PrefillActor:
             finish=advance.finish or "",
             logprobs=(advance.logprobs,) if advance.logprobs is not None else (),
             n_cached=min(sequence.n_cached, sequence.n_prompt),
-            prompt_logprobs=tuple(sequence.scores[: sequence.n_prompt - 1]),
+            prompt_logprobs=tuple(sequence.scores),
         )
         for part in parts(row):
             self._context.post(job.message.gateway, Tokens(source=self._context.address, rows=(part,), exact=self._host.exact))

@@ -459,7 +459,8 @@ class Engine:
             if not scored.draws:
                 logprobs = result.logprobs[row]
                 assert logprobs is not None
-                sequence.scores.append(logprobs)
+                if len(sequence.scores) < sequence.n_prompt - 1:  # else of what it has generated, or once more after a preemption
+                    sequence.scores.append(logprobs)
                 continue
             if self.on_logits is not None and result.logits is not None:
                 self.on_logits(sequence, sequence.n_prompt + index, result.logits[row])

@@ -21,7 +21,8 @@ class Seen(NamedTuple):
 class Choice:
     """`pump` is called whenever there may be more; it never waits. `n_tokens` counts those that were used, the one that ends it too.
 
-    Text that might be the beginning of a stop string is held back, and so are the log probabilities of its tokens.
+    Text that might be the beginning of a stop string is held back, and so are the log probabilities of its tokens. `n_skipped` are the
+    characters of those tokens that a resumed stream's client has seen.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Choice:
         self.finish: FinishReason | None = None
         self.n_tokens = 0
         self.replay = Seen(0, False)
+        self.n_skipped = 0
         self._tokenizer, self._with_logprobs, self._include_stop = tokenizer, with_logprobs, include_stop
         self._detokenizer = Detokenizer(tokenizer, flight.prompt[-4:], skip_special=skip_special)
         self._stop = StopChecker(stops, include_stop=include_stop)
@@ -50,7 +52,8 @@ class Choice:
         """What is new, as text and (if asked for) tokens; `finish` is set once it is all out. Of what a resumed stream's client has seen
         already nothing comes, but every state is as if it had."""
         if self.n_tokens < self.replay.n_tokens:
-            self._pump(self.replay.n_tokens)
+            _, tokens = self._pump(self.replay.n_tokens)
+            self.n_skipped += sum(len(token.piece) for token in tokens)
             if self.n_tokens < self.replay.n_tokens and self.finish is None:
                 return "", []
         return self._pump(len(self.flight.ids))

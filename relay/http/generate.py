@@ -320,6 +320,7 @@ class Endpoint(ABC, Generic[Request]):
         positions = Positions(choices) if choices[0].flight.resumable is not None else None
         left = list(choices)
         fresh = {choice.index for choice in choices} - continued if self._echoes(request) else set()
+        behind = set(continued)
         try:
             while left:
                 data = []
@@ -329,6 +330,10 @@ class Endpoint(ABC, Generic[Request]):
                         fresh.discard(choice.index)
                         text, tokens = self._echo(request, prompts[choice.index // options.best_of], choice, text, tokens)
                     now_usage = self._usage(exchange, request, choices) if options.continuous_usage else None
+                    if choice.index in behind and (text or tokens):
+                        behind.discard(choice.index)
+                        _, echo = self._echo(request, prompts[choice.index // options.best_of], choice, "", [])
+                        events.go_on(choice.index, sum(len(token.piece) for token in echo) + choice.n_skipped)
                     if text or tokens:
                         scores = tokens if options.logprobs is not None else None
                         event = events.text(choice.index, text, logprobs=scores, usage=now_usage)
@@ -493,7 +498,9 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
     def _echo(
         self, request: CompletionRequest, prompt: Prompt, choice: Choice, text: str, tokens: list[Scored]
     ) -> tuple[str, list[Scored]]:
-        """The prompt goes in front; of `max_tokens` 0 nothing else is left."""
+        """The prompt goes in front, if it is asked for; of `max_tokens` 0 nothing else is left."""
+        if not request.echo:
+            return text, tokens
         if request.options.max_tokens == 0:
             text, tokens = "", []
         if request.prompt_logprobs >= 0:

@@ -51,6 +51,7 @@ class EventStream(ABC):
         openings = (b"" if choice in continued else self._open(choice, opening) for choice in range(n))
         self._prefix = [each + before for each, before in zip(openings, self._before, strict=True)]
         self._unfinished = n
+        self._offset = [0] * n  # characters of tokens that were told, where events have positions
 
     def text(self, choice: int, text: str, *, logprobs: Sequence[Scored] | None = None, usage: Usage | None = None) -> bytes:
         """More text of a choice, and its tokens' log probabilities if asked for; the first time, the role goes before it."""
@@ -61,6 +62,10 @@ class EventStream(ABC):
             return prefix + json_text(text) + self._rest
         scores = b"null" if logprobs is None else json_value(self._scores(choice, logprobs))
         return b"".join((prefix, json_text(text), self._after, scores, b',"finish_reason":null}]', self._close(usage)))
+
+    def go_on(self, choice: int, n_characters: int) -> None:
+        """Its first so many characters were sent before, by another stream."""
+        self._offset[choice] = n_characters
 
     def finish(self, choice: int, reason: FinishReason, *, usage: Usage | None = None) -> bytes:
         """The last event of a choice, without text."""
@@ -120,7 +125,6 @@ class CompletionStream(EventStream):
             empty=b'"text":""',
             include_usage=include_usage,
         )
-        self._offset = [0] * n
 
     def _scores(self, choice: int, tokens: Sequence[Scored]) -> CompletionLogprobs:
         offset = self._offset[choice]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from relay.messages import Logprobs, Row, Trail
 
-PART_BYTES = 1 << 20  # a sixteenth of a frame: a reader of the link handles others between two parts
+PART_BYTES = 256 << 10  # what a link writes at once: what others have to say goes between two parts
 _ROW_BYTES, _ID_BYTES, _STAMP_BYTES = 512, 5, 16
 _LOGPROBS_BYTES, _TOP_BYTES = 16, 14  # of one token, and of each of its alternatives
 
