@@ -57,6 +57,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float, _doc("what one decode worker remembers of resumable streams at most; without room for another: 503", gt=0)
     ] = 256.0
     keep_ledgers: Annotated[int, _doc("ended requests whose ledger stays readable", ge=0)] = 4096
+    best_priority: Annotated[
+        int, _doc("lowest `priority` number that a request may ask for, unless its key's entry says otherwise; lower goes first")
+    ] = 0
     default_max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         _doc("where a request gives none; default: 16 for /v1/completions, for a chat the room left in the context"),
@@ -205,6 +208,10 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     open_routes: Annotated[
         tuple[Literal["/readyz", "/metrics"], ...], _doc("routes that ask for no key, for probes and scrapers that cannot send one")
     ] = ()
+    share_prefix_cache: Annotated[
+        bool,
+        _doc("a prompt of one key finds what another's has left in prefix caches; then a quick answer tells that somebody sent the same"),
+    ] = False
     reload_s: Annotated[
         float,
         _doc(

@@ -99,8 +99,9 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         keys.start(must=host.start.epoch == 1)
     meter = Meter(quota, key_metrics)
     routes = ServerRoutes(host.ask, records, served, allow_faults=config.runtime.allow_faults)
-    chat = ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter)
-    completion = CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter)
+    shares = config.auth.share_prefix_cache
+    chat = ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter, share_prefix_cache=shares)
+    completion = CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter, share_prefix_cache=shares)
     resume = ResumeRoute(host.ask, {"/v1/chat/completions": chat, "/v1/completions": completion})
     app = Application(
         generation={

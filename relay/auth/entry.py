@@ -31,6 +31,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rpm: Annotated[Count | None, Meta(description="requests that may start in any minute")] = None
     tpm: Annotated[Count | None, Meta(description="tokens of requests that start in any minute: prompts and answers")] = None
     concurrency: Annotated[Count | None, Meta(description="requests that may run at once")] = None
+    best_priority: Annotated[
+        int | None, Meta(description="lowest `priority` number it may ask for; lower goes first. Default: gateway.best_priority")
+    ] = None
     models: Annotated[tuple[str, ...], Meta(description="names of models it may use; empty: all")] = ()
     expires: Annotated[str | None, Meta(description="ISO 8601 date or time (UTC if it names no zone) from which on it is refused")] = None
 
@@ -47,7 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def caller(self) -> Caller:
         limits = Limits(self.rpm or 0, self.tpm or 0, self.concurrency or 0)
-        return Caller(name=self.name, scopes=self.scopes, limits=limits, models=self.models)
+        return Caller(name=self.name, scopes=self.scopes, limits=limits, models=self.models, best_priority=self.best_priority)
 
 
 def parse_entries(text: str, where: str) -> tuple[Entry, ...]:

@@ -31,6 +31,7 @@ def keys() -> None:
 @click.option("--rpm", type=click.IntRange(1), help="Requests that may start in any minute.")
 @click.option("--tpm", type=click.IntRange(1), help="Tokens of requests that start in any minute, prompts and answers.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests that may run at once.")
+@click.option("--best-priority", type=int, help="Lowest `priority` number that it may ask for; lower goes first.")
 @click.option("--model", "models", multiple=True, help="A model it may use; default: all. May be given twice.")
 @click.option("--expires", help="ISO 8601 date or time (UTC) from which on it is refused, such as 2030-01-31.")
 def new(
@@ -40,6 +41,7 @@ def new(
     rpm: int | None,
     tpm: int | None,
     concurrency: int | None,
+    best_priority: int | None,
     models: tuple[str, ...],
     expires: str | None,
 ) -> None:
@@ -51,6 +53,7 @@ def new(
         "rpm": rpm,
         "tpm": tpm,
         "concurrency": concurrency,
+        "best_priority": best_priority,
         "expires": expires,
     }
     if scopes:

@@ -75,9 +75,12 @@ class Endpoint(ABC, Generic[Request]):
         served: Served,
         config: GatewayConfig,
         meter: Meter,
+        *,
+        share_prefix_cache: bool = False,
     ) -> None:
         self._gateway, self._tokenizer, self._template = gateway, tokenizer, template
         self._served, self._config, self._meter = served, config, meter
+        self._share_prefix_cache = share_prefix_cache
 
     async def answer(self, exchange: Exchange) -> None:
         """Raises RequestError while nothing has been sent."""
@@ -86,6 +89,7 @@ class Endpoint(ABC, Generic[Request]):
         request, prompts = await self._understand(body)
         exchange.ledger.close(Span.GATEWAY_TOKENIZE, now_ns())
         exchange.caller.check_model(self._served.name)
+        exchange.caller.check_priority(request.options.priority, self._config.best_priority)
         options = request.options
         seed = options.seed if options.seed is not None else secrets.randbits(63)
         resumable, secret = None, exchange.resume_secret()
@@ -228,7 +232,7 @@ class Endpoint(ABC, Generic[Request]):
                     stopping=stopping,
                     ledger=exchange.ledger,
                     bell=bell,
-                    salt=options.salt,
+                    salt=exchange.caller.namespace(options.salt, shared=self._share_prefix_cache),
                     priority=options.priority,
                     deadline_ns=exchange.deadline_ns,
                     prompt_logprobs=self._prompt_logprobs(request),

@@ -19,6 +19,7 @@ FULL = f"""
   rpm: 60
   tpm: 1000
   concurrency: 2
+  best_priority: -3
   models: [m]
   expires: 2030-01-31
 - {{name: bob, sha256: {"b" * 64}}}
@@ -29,6 +30,7 @@ def test_entries_become_callers() -> None:
     alice, bob = parse_entries(FULL, "keys.yaml")
     assert alice.caller().limits == Limits(60, 1000, 2)
     assert alice.caller().has("metrics")
+    assert (alice.caller().best_priority, bob.caller().best_priority) == (-3, None)
     assert not alice.caller().is_admin
     assert alice.expires_s == 1896048000.0
     assert bob.caller().limits == Limits()

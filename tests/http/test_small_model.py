@@ -12,7 +12,7 @@ from tests.running import RunningServer, running, until
 
 CONFIG = """
 model: {source: "random:tiny-llama", name: tiny}
-gateway: {bind: 127.0.0.1:0}
+gateway: {bind: 127.0.0.1:0, best_priority: -10}
 router: {local_prefill_tokens: 24}
 engine: {kv_memory_mib: 32, max_running: 1}
 workers:
@@ -53,6 +53,12 @@ def test_a_decode_worker_computes_a_short_prompt_itself_and_a_long_one_is_handed
     assert decision["rule"] == "kv_aware, short enough for decode alone"
     assert short["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert ask(server, long[:25], cache_salt="short")[1]["decode"][0]["worker"].startswith("decode/0@")
+
+
+def test_nobody_overtakes_by_more_than_is_allowed(server: RunningServer) -> None:
+    refused = server.http.post("/v1/completions", json={"prompt": [30], "max_tokens": 1, "priority": -11})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+    assert "-10 or a higher number" in refused.json()["error"]["message"]
 
 
 def test_of_those_who_wait_the_most_urgent_goes_first(server: RunningServer) -> None:

@@ -25,6 +25,9 @@ KEYS: dict[str, dict[str, Any]] = {
     "ten": {"rpm": 10},
     "tokens": {"tpm": 100},
     "two": {"concurrency": 2},
+    "leaver": {"concurrency": 1, "tpm": 100000},
+    "returner": {"concurrency": 1, "tpm": 100000},
+    "urgent": {"best_priority": -5},
     "four": {"rpm": 4, "tpm": 100000, "concurrency": 9},
 }
 
