@@ -7,8 +7,10 @@ from relay.messages import Limits
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` is the key's, None where no keys are configured or the route is open. `models`: empty is all of them. `best_priority`: the lowest
-    number it may ask for, None for what anybody may."""
+    """`name` is the key's, None where no keys are configured or the route is open. `models`: empty is all of them.
+
+    `best_priority`: the lowest number it may ask for, None for what anybody may.
+    """
 
     name: str | None = None
     scopes: tuple[str, ...] = ()
@@ -38,8 +40,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         if priority < best:
             who = "a request here" if self.name is None else f"the API key `{self.name}`"
             raise InvalidRequest(
-                f"`priority` is {priority}, and {who} may ask for {best} or a higher number (lower ones go first); whoever runs this server "
-                "can allow more",
+                f"`priority` is {priority}, and {who} may ask for {best} or a higher number (lower ones go first); ask for that, or ask "
+                "whoever runs this server for more",
                 param="priority",
             )
 
