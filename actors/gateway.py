@@ -3,7 +3,8 @@
 Owns the flights: prompt, parameters, attempt number and the journal of token ids. Receives Placed, Tokens, Refused, Displaced and Spent,
 and the news of deaths; sends Admit to the router and Cancel to the decode worker (to the router until the request is placed). All deaths
 take one road: the next attempt, with the tokens so far. Mail of an attempt that is not the present one is answered with Cancel, which
-cleans up what a death left behind. HTTP tasks call `submit`, wait on the flight, and call `close`. Ends with its worker.
+cleans up what a death left behind. A request that killed workers is remembered for a while by all gateways (Convicted, by way of the
+router), and refused when it comes again. HTTP tasks call `submit`, wait on the flight, and call `close`. Ends with its worker.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from relay.messages import (
     Address,
     Admit,
     Cancel,
+    Convicted,
     Decision,
     Detach,
     Displaced,
@@ -42,6 +44,7 @@ from relay.messages import (
     Tokens,
     Up,
 )
+from relay.policy.poison import PoisonMemory, digest
 from relay.runtime.node import Context
 
 log = structlog.get_logger()
@@ -129,9 +132,11 @@ class _Left:
 class GatewayActor:
     _context: Context
 
-    def __init__(self, *, max_attempts: int, on_event: Callable[[str], None]) -> None:
-        """`on_event` counts what happens: admitted, retried, stale mail, violation (a token came twice and differed, or one is missing)."""
+    def __init__(self, *, max_attempts: int, on_event: Callable[[str], None], poison_memory_s: float = 600.0) -> None:
+        """`on_event` counts what happens: admitted, retried, stale mail, violation (a token came twice and differed, or one is missing),
+        poison (a request that killed workers came again)."""
         self._max_attempts, self._on_event = max_attempts, on_event
+        self._poison, self._poison_memory_ns = PoisonMemory(), int(poison_memory_s * 1e9)
         self._flights: dict[str, Flight] = {}
         self._left: dict[Key, _Left] = {}
         self._router: Address | None = None
@@ -156,6 +161,8 @@ class GatewayActor:
         self._on_event("admitted")
         if self._closing is not None:
             self._end(flight, error=self._closing)
+        elif not self._poison.is_empty(now_ns()) and self._poison.holds(_digest(flight), now_ns()):
+            self._refuse_poison(flight)
         elif self._router is not None:
             try:
                 self._context.offer(self._router, self._admission(flight, again=False))
@@ -259,6 +266,8 @@ class GatewayActor:
                     self._end(flight, error=RequestTooLarge(f"the request is too large to be passed on: {message.reason}; send less"))
             case Down():
                 self._on_down(message)
+            case Convicted():
+                self._on_convicted(message)
             case _:
                 assert_never(message)
 
@@ -268,6 +277,8 @@ class GatewayActor:
         elif address.actor.startswith("router/"):
             self._router = address
             self._context.monitor(address)
+            for known, until_ns in self._poison:
+                self._context.post(address, Convicted(digest=known, until_ns=until_ns))
             for flight in list(self._flights.values()):
                 if flight.decode is None:
                     self._admit(flight)
@@ -357,7 +368,9 @@ class GatewayActor:
                 self._spend(key, 0)
         for flight in list(self._flights.values()):
             suspect, told = flight.request_id in message.suspects, address in flight.dead
-            if flight.decode == address or (flight.decode is None and suspect and not told):
+            if flight.ended:
+                pass  # convicted with one of the same just now
+            elif flight.decode == address or (flight.decode is None and suspect and not told):
                 self._retry(flight, f"{address} died", (address,), suspect=suspect, convicted=suspect and message.lone)
             elif flight.decode is None and address.actor.startswith("decode/") and not told:
                 flight.dead = (*flight.dead, address)
@@ -375,6 +388,8 @@ class GatewayActor:
         if convicted:
             died = "each worker that computed this request died of it, the last one with nothing else in its step"
             self._end(flight, error=PoisonRequest(died if suspect else reason))
+            if suspect and self._poison_memory_ns:
+                self._convict(Convicted(digest=_digest(flight), until_ns=now_ns() + self._poison_memory_ns))
             return
         if flight.failures >= self._max_attempts:
             text = f"{flight.failures} attempts in a row failed; the last: {reason}. Try again later"
@@ -383,6 +398,25 @@ class GatewayActor:
         flight.attempt, flight.decode = flight.attempt + 1 if not flight.resumed else now_ns(), None
         flight.n_attempts, flight.reader = flight.n_attempts + 1, 0
         self._admit(flight)
+
+    def _convict(self, news: Convicted) -> None:
+        if self._router is not None:
+            self._context.post(self._router, news)
+        self._on_convicted(news)
+
+    def _on_convicted(self, message: Convicted) -> None:
+        """What is under way of the same ends too: it would be the next to kill."""
+        if self._poison.add(message.digest, message.until_ns):
+            for flight in list(self._flights.values()):
+                if _digest(flight) == message.digest:
+                    self._cancel(flight, PoisonRequest.code)
+                    self._refuse_poison(flight)
+
+    def _refuse_poison(self, flight: Flight) -> None:
+        self._on_event("poison")
+        self._end(
+            flight, error=PoisonRequest("this request was sent before and killed the workers that computed it; it is not tried again")
+        )
 
     def _end(self, flight: Flight, *, error: RequestError) -> None:
         self._remove(flight)
@@ -411,3 +445,7 @@ class GatewayActor:
         self._context.post(
             sender, Cancel(request_id=request_id, attempt=attempt, reason="not the present attempt", gateway=self._context.address)
         )
+
+
+def _digest(flight: Flight) -> bytes:
+    return digest(flight.prompt, flight.sampling, flight.prompt_logprobs)

@@ -25,6 +25,7 @@ from relay.messages import (
     Cached,
     Cancel,
     Candidate,
+    Convicted,
     Decision,
     Declined,
     Displaced,
@@ -49,6 +50,7 @@ from relay.policy.placement import (
     weigh_decode,
     weigh_prefill,
 )
+from relay.policy.poison import PoisonMemory
 from relay.policy.queue import Queued, WaitingLine
 from relay.policy.tombstones import Tombstones
 from relay.runtime.node import Context
@@ -81,6 +83,8 @@ class RouterActor:
         self._lengths = AnswerLengths(config.expected_tokens)
         self._turn = 0
         self._dead: dict[Address, None] = {}
+        self._gateways: dict[str, Address] = {}  # the newest life of each
+        self._poison = PoisonMemory()
 
     async def run(self, context: Context) -> None:
         """Serve until the worker ends."""
@@ -106,7 +110,7 @@ class RouterActor:
     def _on(self, message: RouterInbox) -> None:
         match message:
             case Up():
-                pass  # workers announce themselves
+                self._on_up(message.address)
             case Oversized():
                 self._on_oversized(message)
             case Announced():
@@ -128,8 +132,23 @@ class RouterActor:
                 self._on_cancel(message)
             case Down():
                 self._on_down(message)
+            case Convicted():
+                self._on_convicted(message)
             case _:
                 assert_never(message)
+
+    def _on_up(self, address: Address) -> None:
+        """Workers announce themselves. A gateway is told what to refuse."""
+        if address.actor.startswith("gateway/"):
+            self._gateways[address.actor] = address
+            for known, until_ns in self._poison:
+                self._context.post(address, Convicted(digest=known, until_ns=until_ns))
+
+    def _on_convicted(self, message: Convicted) -> None:
+        """All gateways hear of it, the one that said it too: it knows already."""
+        if self._poison.add(message.digest, message.until_ns):
+            for gateway in self._gateways.values():
+                self._context.post(gateway, message)
 
     def _on_announced(self, message: Announced) -> None:
         if message.address in self._dead:

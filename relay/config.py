@@ -56,6 +56,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_logs_mib: Annotated[
         float, _doc("what one decode worker remembers of resumable streams at most; without room for another: 503", gt=0)
     ] = 256.0
+    poison_memory_s: Annotated[
+        float, _doc("a request that killed workers is refused for so long when it is sent again; 0 is never", ge=0)
+    ] = 600.0
     keep_ledgers: Annotated[int, _doc("ended requests whose ledger stays readable", ge=0)] = 4096
     best_priority: Annotated[
         int, _doc("lowest `priority` number that a request may ask for, unless its key's entry says otherwise; lower goes first")

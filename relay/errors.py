@@ -119,9 +119,10 @@ class Unavailable(RequestError):
 
 
 class PoisonRequest(RequestError):
-    """This very request kills whatever computes it, or makes its numbers overflow; trying it again would only do it again."""
+    """This very request kills whatever computes it, or makes its numbers overflow; trying it again would only do it again. No 5xx, which
+    clients repeat by themselves."""
 
-    status, kind, code = 500, "server_error", "poison_request"
+    status, kind, code = 422, "invalid_request_error", "poison_request"
 
 
 class StreamLost(RequestError):

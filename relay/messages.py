@@ -506,8 +506,16 @@ class Cached(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     removed: bytes = b""
 
 
-GatewayInbox = Up | Down | Oversized | Refused | Placed | Tokens | Displaced | Spent
-RouterInbox = Up | Down | Oversized | Announced | Withdrawn | Cached | Admit | Declined | Left | Cancel
+class Convicted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Gateway to router, router to the other gateways: requests with this digest (`relay.policy.poison`) killed workers; refuse them until
+    then, on the host's monotonic clock. A new router hears it from the gateways, a new gateway from the router."""
+
+    digest: bytes
+    until_ns: int
+
+
+GatewayInbox = Up | Down | Oversized | Refused | Placed | Tokens | Displaced | Spent | Convicted
+RouterInbox = Up | Down | Oversized | Announced | Withdrawn | Cached | Admit | Declined | Left | Cancel | Convicted
 DecodeInbox = Up | Down | Oversized | Expect | Scores | Prefilled | Returned | Cancel | Detach | Resume
 PrefillInbox = Up | Down | Oversized | Prefill | Revoke
 QuotaInbox = Up | Down | Granted | Denied
@@ -538,6 +546,7 @@ Message = (
     | Returned
     | Left
     | Displaced
+    | Convicted
     | Cancel
     | Detach
     | Spent

@@ -91,7 +91,9 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     tokenizer, template = read_text_files(Path(task.model_path))
     served = Served(name=config.model.name, max_context=task.max_context, created=task.created)
     metrics, records = GatewayMetrics(), Records(config.gateway.keep_ledgers)
-    actor = GatewayActor(max_attempts=config.gateway.max_attempts, on_event=metrics.on_event)
+    actor = GatewayActor(
+        max_attempts=config.gateway.max_attempts, on_event=metrics.on_event, poison_memory_s=config.gateway.poison_memory_s
+    )
     key_metrics = KeyMetrics(metrics.registry)
     keys = None if config.auth.keys_file is None else KeyFile(Path(config.auth.keys_file))
     quota = None if task.quota is None else QuotaActor()

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from relay.errors import MethodNotAllowed, RequestError
+from relay.errors import MethodNotAllowed, PoisonRequest, RequestError
 from relay.openai.jsontext import json_value
 
 _SHORTEST_RETRY_S = 1
@@ -29,10 +29,12 @@ def error_body(error: RequestError, request_id: str) -> bytes:
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """What the status asks for beside Content-Type: when to come again, or how to authenticate."""
+    """What the status asks for beside Content-Type: when to come again, or not to, or how to authenticate."""
     if error.status in (429, 503):
         wait_s = error.retry_after_s or 0
         return {"Retry-After": str(max(_SHORTEST_RETRY_S, math.ceil(wait_s)))}
+    if isinstance(error, PoisonRequest):
+        return {"X-Should-Retry": "false"}  # OpenAI's clients heed it, whatever the status
     if isinstance(error, MethodNotAllowed):
         return {"Allow": ", ".join(error.allowed)}
     if error.status == 401:

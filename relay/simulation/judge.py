@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from relay.actors.decode import DecodeActor
+from relay.actors.gateway import Flight
 from relay.actors.router import RouterActor
 from relay.errors import DeadlineExceeded, Draining, Overloaded, PoisonRequest, StreamLost, Unavailable
 from relay.policy.cache_index import CacheIndex, hints
+from relay.policy.poison import digest
 from relay.simulation.client import Client
 from relay.simulation.connection import Connection
 from relay.simulation.life import Life
@@ -56,7 +58,7 @@ def _is_explained(world: "World", connection: Connection) -> bool:
     most = max(flight.failures for flight in connection.flights)
     match error:
         case PoisonRequest():
-            return visit.poison is not None or any(flight.request_id in world.watch.tried for flight in connection.flights)
+            return visit.poison is not None or any(_is_like_one_that_killed(world, flight) for flight in connection.flights)
         case Unavailable():
             return most <= world.supervisor.n_deaths + world.faults.n_corrupted and most >= scenario.max_attempts
         case Overloaded():
@@ -71,6 +73,22 @@ def _is_explained(world: "World", connection: Connection) -> bool:
             return connection.life.draining
         case _:
             return False
+
+
+def _is_like_one_that_killed(world: "World", flight: Flight) -> bool:
+    """Whether it was convicted, rightly or by chance, or is the same as one that was."""
+    culprits = (
+        other
+        for client in world.clients
+        for connection in client.connections
+        for other in connection.flights
+        if client.visit.poison is not None or other.request_id in world.watch.tried
+    )
+    return any(_digest(other) == _digest(flight) for other in culprits)
+
+
+def _digest(flight: Flight) -> bytes:
+    return digest(flight.prompt, flight.sampling, flight.prompt_logprobs)
 
 
 def _of_blocks(life: Life) -> Iterator[Problem]:

@@ -45,7 +45,7 @@ def test_the_request_that_kills_is_convicted_and_the_others_go_on(server: Runnin
     others = [Stream(server) for _ in range(3)]
     until(lambda: all(other.n_events >= 3 for other in others), 60)
     poison = server.http.post("/v1/completions", json={"prompt": [504, POISON, 504], "max_tokens": 8})
-    assert (poison.status_code, poison.json()["error"]["code"]) == (500, "poison_request")
+    assert (poison.status_code, poison.json()["error"]["code"]) == (422, "poison_request")
     for other in others:
         assert other.join().error == ""
         assert other.done

@@ -56,7 +56,7 @@ def test_it_ends_in_a_typed_error_and_disturbs_nobody(server: RunningServer, n_p
         broken = [pool.submit(ask, server, bad, temperature=t, seed=1, logprobs=logprobs) for t in (0.0, 0.9) for logprobs in (None, 2)]
     for future in broken:
         status, body = future.result()
-        assert (status, body["error"]["code"]) == (500, "poison_request")
+        assert (status, body["error"]["code"]) == (422, "poison_request")
         assert "not finite" in body["error"]["message"]
     assert [future.result()[1]["choices"] for future in others] == [body["choices"] for _, body in right]
     assert all(worker["restarts"] == 0 for worker in server.http.get("/admin/workers").json()["workers"])
