@@ -81,6 +81,7 @@ class RouterActor:
         self._queue = WaitingLine()
         self._tombstones = Tombstones()
         self._lengths = AnswerLengths(config.expected_tokens)
+        self._hashed: tuple[Queued, int, list[BlockKey]] | None = None  # whose keys were needed last, for blocks of that size
         self._turn = 0
         self._dead: dict[Address, None] = {}
         self._gateways: dict[str, Address] = {}  # the newest life of each
@@ -214,10 +215,7 @@ class RouterActor:
                 return True
         block_tokens = next(iter(self._decode.values())).block_tokens
         n_blocks = blocks_wanted(n_tokens, max_more, self._lengths.p90(), self._config.kv_overcommit, block_tokens)
-        keys: list[BlockKey] = []
-        if self._config.placement == "kv_aware" and self._caching:
-            n_full = (n_tokens - 1) // block_tokens
-            keys = list(chain(namespace(self._model, admit.salt), admit.tokens[: n_full * block_tokens], block_tokens))
+        keys = self._keys(queued, block_tokens)
         decision = self._decide(n_tokens, n_blocks, keys, block_tokens)
         if not decision.decode:
             return False
@@ -242,6 +240,17 @@ class RouterActor:
             ),
         )
         return True
+
+    def _keys(self, queued: Queued, block_tokens: int) -> list[BlockKey]:
+        """Of the blocks that may be found in a cache. Whoever waits in front is looked at again with every message, and hashed once."""
+        if self._config.placement != "kv_aware" or not self._caching:
+            return []
+        if self._hashed is None or self._hashed[0] is not queued or self._hashed[1] != block_tokens:
+            admit = queued.admit
+            n_full = (len(admit.tokens) - 1) // block_tokens
+            keys = list(chain(namespace(self._model, admit.salt), admit.tokens[: n_full * block_tokens], block_tokens))
+            self._hashed = queued, block_tokens, keys
+        return self._hashed[2]
 
     def _decide(self, n_tokens: int, n_blocks: int, keys: list[BlockKey], block_tokens: int) -> Decision:
         """Candidates of both roles, best first; no decode candidate if none has room, no prefill one if decode does it by itself."""

@@ -101,6 +101,7 @@ class Engine:
         self._launch, self._beside = launching(runner), beside_host(runner)
         self._max_running, self._max_chunk_tokens, self._floor_ns = max_running, max_chunk_tokens, floor_ns
         self._first, self._n_pauses = first, 0
+        self._was_alone = False  # the last step was a suspect's
         self._board = board
         self._block_tokens = runner.layout.block_tokens
         self._running: dict[SequenceId, Sequence] = {}
@@ -305,10 +306,16 @@ class Engine:
         self._line.add(sequence)
 
     def _choose(self) -> list[Part]:
-        """Every running sequence's next token, then chunks of what waits, as far as `engine.first` lets it. A suspect goes alone."""
+        """Every running sequence's next token, then chunks of what waits, as far as `engine.first` lets it.
+
+        A suspect goes alone; behind each of its steps those that run have theirs, so that they stand still for one chunk of it at a time.
+        """
         parts = self._alone()
         if parts:
-            return parts
+            others = [each for each in self._running.values() if not each.lone] if self._was_alone else []
+            self._was_alone = not others
+            return self._with_drafts([Part(each, 1, True) for each in others[: self._max_running]]) if others else parts
+        self._was_alone = False
         ready = self._line.ready(min(self._clock.budget_rows(), self._max_chunk_tokens))
         pauses = self._first == "prefill" and self._running and ready and self._n_pauses < _MOST_PAUSES
         self._n_pauses = self._n_pauses + 1 if pauses else 0

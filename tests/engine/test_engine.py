@@ -528,7 +528,7 @@ def test_a_suspect_shares_no_step_until_it_has_gained_a_token() -> None:
     worker.step()
     report = worker.step(Add(suspect))
     while suspect.id not in worker.got:
-        assert (report.n_decode_rows, report.n_prefill_tokens) in ((0, 16), (0, 8))
+        assert (report.n_decode_rows, report.n_prefill_tokens) in ((0, 16), (0, 8), (1, 0))  # the last is the other's own
         report = worker.step()
     while len(worker.finished) < 2:
         worker.step()
@@ -695,6 +695,32 @@ def test_where_nothing_computes_beside_the_host_each_step_is_told_of_before_the_
         assert worker.engine._flight is None
         worker.step()
         assert worker.got[sequence.id] == expected(prompt_of(5), n)
+
+
+@pytest.mark.parametrize("first", ["mixed", "decode", "prefill"])
+def test_those_that_run_stand_still_for_one_chunk_of_a_suspect_at_a_time(first: First) -> None:
+    worker = Worker(n_blocks=128, budget_tiles=1, first=first)
+    running = worker.sequence(prompt_of(5), 60)
+    worker.step(Add(running))
+    suspect, other = worker.sequence(prompt_of(300), 3), worker.sequence(prompt_of(40), 3)
+    suspect.lone = True
+    still, longest, began = 0, 0, False
+    worker.step(Add(suspect), Add(other))
+    while suspect.id not in worker.got:
+        report = worker.step()
+        assert report.n_prefill_tokens == 0 or report.n_decode_rows == 0
+        assert other.n_computed == 0
+        still = 0 if any(advance.sequence is running for advance in report.advances) else still + 1
+        longest, began = max(longest, still), True
+    assert began
+    assert longest == 1
+    while len(worker.finished) < 3:
+        worker.step()
+    assert worker.got == {
+        running.id: expected(prompt_of(5), 60),
+        suspect.id: expected(prompt_of(300), 3),
+        other.id: expected(prompt_of(40), 3),
+    }
 
 
 def test_a_suspect_is_followed_by_no_step_that_the_board_would_call_lone() -> None:
