@@ -84,6 +84,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     from relay.http.resume import ResumeRoute
     from relay.http.routes import ServerRoutes
     from relay.http.server import HttpServer
+    from relay.http.turns import Turns
     from relay.ledger.metrics import GatewayMetrics, families
     from relay.model.text_files import read_text_files
 
@@ -99,11 +100,11 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     quota = None if task.quota is None else QuotaActor()
     if keys is not None:
         keys.start(must=host.start.epoch == 1)
-    meter = Meter(quota, key_metrics)
+    meter, turns = Meter(quota, key_metrics), Turns()
     routes = ServerRoutes(host.ask, records, served, allow_faults=config.runtime.allow_faults)
     shares = config.auth.share_prefix_cache
-    chat = ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter, share_prefix_cache=shares)
-    completion = CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter, share_prefix_cache=shares)
+    chat = ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter, turns, share_prefix_cache=shares)
+    completion = CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter, turns, share_prefix_cache=shares)
     resume = ResumeRoute(host.ask, {"/v1/chat/completions": chat, "/v1/completions": completion})
     app = Application(
         generation={
@@ -126,6 +127,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         keep_alive_s=config.gateway.keep_alive_s,
         write_timeout_s=config.gateway.write_timeout_s,
         next_request_id=app.next_request_id,
+        turns=turns,
     )
 
     async def on_ask(kind: str, body: bytes) -> bytes | None:

@@ -1,6 +1,7 @@
 """One choice of an answer: a flight's token ids on one side, text and log probabilities on the other."""
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from relay.actors.gateway import Flight
@@ -9,6 +10,8 @@ from relay.openai.logprob import Candidate, Scored
 from relay.text.detokenizer import Detokenizer
 from relay.text.stop import StopChecker, StopStrings
 from relay.text.tokenizer import Tokenizer
+
+_AT_ONCE = 64  # tokens: with 20 alternatives each, a millisecond or two
 
 
 class Seen(NamedTuple):
@@ -19,10 +22,10 @@ class Seen(NamedTuple):
 
 
 class Choice:
-    """`pump` is called whenever there may be more; it never waits. `n_tokens` counts those that were used, the one that ends it too.
+    """`pump` is called whenever there may be more; it never waits. `n_tokens` counts those that were used, the one that ends it too;
+    `n_shown`, characters of the tokens that came out with log probabilities.
 
-    Text that might be the beginning of a stop string is held back, and so are the log probabilities of its tokens. `n_skipped` are the
-    characters of those tokens that a resumed stream's client has seen.
+    Text that might be the beginning of a stop string is held back, and so are the log probabilities of its tokens.
     """
 
     def __init__(
@@ -38,9 +41,8 @@ class Choice:
     ) -> None:
         self.index, self.flight = index, flight
         self.finish: FinishReason | None = None
-        self.n_tokens = 0
+        self.n_tokens = self.n_shown = 0
         self.replay = Seen(0, False)
-        self.n_skipped = 0
         self._tokenizer, self._with_logprobs, self._include_stop = tokenizer, with_logprobs, include_stop
         self._detokenizer = Detokenizer(tokenizer, flight.prompt[-4:], skip_special=skip_special)
         self._stop = StopChecker(stops, include_stop=include_stop)
@@ -48,20 +50,27 @@ class Choice:
         self._made = self._sent = 0  # characters out of the detokenizer, out of the stop checker
         self.logprob_sum = 0.0
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more already."""
+        return self.finish is None and self.n_tokens < len(self.flight.ids)
+
     def pump(self) -> tuple[str, list[Scored]]:
-        """What is new, as text and (if asked for) tokens; `finish` is set once it is all out. Of what a resumed stream's client has seen
-        already nothing comes, but every state is as if it had."""
+        """What is new, or the first of it, as text and (if asked for) tokens; `finish` is set once it is all out. Of what a resumed
+        stream's client has seen already nothing comes, but every state is as if it had."""
         if self.n_tokens < self.replay.n_tokens:
-            _, tokens = self._pump(self.replay.n_tokens)
-            self.n_skipped += sum(len(token.piece) for token in tokens)
+            self._pump(self.replay.n_tokens)
             if self.n_tokens < self.replay.n_tokens and self.finish is None:
                 return "", []
         return self._pump(len(self.flight.ids))
 
     def _pump(self, until: int) -> tuple[str, list[Scored]]:
+        if self.finish is not None:
+            return "", []  # it stopped in what was seen already
         flight, parts, stopped = self.flight, [], False
         ids = flight.ids
-        while self.n_tokens < min(until, len(ids)) and not stopped:
+        until = min(until, len(ids), self.n_tokens + _AT_ONCE)
+        while self.n_tokens < until and not stopped:
             position, token = self.n_tokens, ids[self.n_tokens]
             self.n_tokens += 1
             last = flight.finish == "stop" and self.n_tokens == len(ids)
@@ -71,8 +80,6 @@ class Choice:
             self._hold(position, token, piece)
             text, stopped = self._stop.push(piece, may_end=self.n_tokens >= flight.stopping.min_tokens)
             parts.append(text)
-        if self.finish is not None:
-            return "", []  # it stopped in what was seen already
         if stopped:
             self.finish = "stop"
         elif flight.finish is not None and self.n_tokens == len(ids):
@@ -109,6 +116,7 @@ class Choice:
             if keep > 0:
                 out.append(Scored(token.chosen, token.piece[:keep], token.top))
             self._held.clear()
+        self.n_shown += sum(len(token.piece) for token in out)
         return out
 
 
@@ -123,11 +131,20 @@ def candidate(tokenizer: Tokenizer, token: int, logprob: float) -> Candidate:
     return Candidate(token, raw.decode("utf-8", "replace"), raw, logprob)
 
 
-def echoed(tokenizer: Tokenizer, flight: Flight, n_added: int) -> list[Scored]:
-    """The prompt's tokens with their log probabilities; the first has none. The first `n_added` are not the client's: they show no text."""
+def echoed(tokenizer: Tokenizer, flight: Flight, n_added: int) -> Iterator[list[Scored]]:
+    """The prompt's tokens with their log probabilities, some at a time; the first has none. The first `n_added` are not the client's: they
+    show no text."""
     detokenizer = Detokenizer(tokenizer, (), skip_special=False)
-    pieces = [""] * n_added + [detokenizer.push(token) for token in flight.prompt[n_added:]]
-    pieces[-1] += detokenizer.flush()
-    first = Scored(candidate(tokenizer, flight.prompt[0], 0.0), pieces[0], first=True)
-    rest = zip(flight.prompt[1:], pieces[1:], flight.scores, strict=True)
-    return [first, *(scored(tokenizer, token, piece, logprobs) for token, piece, logprobs in rest)]
+    prompt = flight.prompt
+    assert len(flight.scores) == len(prompt) - 1, "a score for each token of the prompt but the first"
+    for start in range(0, len(prompt), _AT_ONCE):
+        some = []
+        for i in range(start, min(start + _AT_ONCE, len(prompt))):
+            piece = "" if i < n_added else detokenizer.push(prompt[i])
+            if i == len(prompt) - 1:
+                piece += detokenizer.flush()
+            if i == 0:
+                some.append(Scored(candidate(tokenizer, prompt[0], 0.0), piece, first=True))
+            else:
+                some.append(scored(tokenizer, prompt[i], piece, flight.scores[i - 1]))
+        yield some

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 import structlog
@@ -23,6 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _SECRET = re.compile(rb"[A-Za-z0-9._:-]{16,128}")
+_PART_BYTES = 256 << 10
 _SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _LONGEST_S = 86400
 _SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -145,6 +146,19 @@ class Exchange:
         extra = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
         await self._start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *extra])
         await self._write(body, more=False)
+
+    async def respond_in_parts(self, status: int, parts: Sequence[bytes]) -> None:
+        """A whole answer, JSON, which may be too large to go through the layers below in one piece."""
+        n_bytes = sum(map(len, parts))
+        await self._start(status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % n_bytes)])
+        left, waiting = n_bytes, bytearray()
+        for part in parts:
+            for start in range(0, len(part), _PART_BYTES):
+                waiting += part[start : start + _PART_BYTES]
+                if len(waiting) >= min(_PART_BYTES, left):
+                    left -= len(waiting)
+                    await self._write(bytes(waiting), more=left > 0)
+                    waiting.clear()
 
     async def refuse(self, error: RequestError) -> None:
         """An answer that is an error."""

@@ -6,7 +6,7 @@ failure is an HTTP status; after it, an error event. A client that leaves ends i
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -21,15 +21,17 @@ from relay.http.envelope import Envelope, envelope_of, refuse_long_scores, unsea
 from relay.http.exchange import Exchange
 from relay.http.limits import Meter, most_tokens
 from relay.http.positions import Positions, check_position
+from relay.http.turns import Pace, Turns
+from relay.http.used import Used
 from relay.ledger.spans import Span
 from relay.messages import Address, Resumable, Stopping
 from relay.openai.chat import ChatRequest, parse_chat
 from relay.openai.completion import CompletionRequest, parse_completion
-from relay.openai.logprob import Scored
+from relay.openai.logprob import ChatScores, CompletionScores, Scores
 from relay.openai.options import Options
 from relay.openai.response import Answer, Head, chat_response, completion_response
 from relay.openai.stream import DONE, KEEP_ALIVE, ChatStream, CompletionStream, EventStream, error_event
-from relay.openai.usage import Usage, usage
+from relay.openai.usage import Usage
 from relay.runtime.frames import MAX_FRAME
 from relay.text.chat_template import ChatTemplate
 from relay.text.stop import StopStrings
@@ -75,9 +77,11 @@ class Endpoint(ABC, Generic[Request]):
         served: Served,
         config: GatewayConfig,
         meter: Meter,
+        turns: Turns,
         *,
         share_prefix_cache: bool = False,
     ) -> None:
+        self._turns = turns
         self._gateway, self._tokenizer, self._template = gateway, tokenizer, template
         self._served, self._config, self._meter = served, config, meter
         self._share_prefix_cache = share_prefix_cache
@@ -98,8 +102,14 @@ class Endpoint(ABC, Generic[Request]):
             resumable = envelope.resumable(self._config.max_resumable_kib << 10)
             exchange.headers["x-relay-resume"] = exchange.answer_id
         bell = Bell()
-        choices = self._choices(exchange, request, prompts, bell, seed, resumable)
-        await self._run(exchange, request, prompts, choices, bell, timeout_s, self._gateway.submit)
+        choices = await self._choices(exchange, request, prompts, bell, seed, resumable)
+        pace = self._turns.pace()
+
+        async def submit(flight: Flight) -> None:
+            self._gateway.submit(flight)
+            await pace.breathe()
+
+        await self._run(exchange, request, prompts, choices, bell, timeout_s, submit)
 
     async def resume(self, exchange: Exchange, envelope: Envelope, held: Mapping[str, Held], seen: Mapping[int, Seen]) -> None:
         """Go on with a stream that another gateway began, or this one before its client left. Raises RequestError."""
@@ -109,7 +119,7 @@ class Endpoint(ABC, Generic[Request]):
         bell = Bell()
         resumable = envelope.resumable(len(envelope.request) + MAX_FRAME)  # what was taken once is taken again
         exchange.headers["x-relay-resume"] = exchange.answer_id
-        choices = self._choices(exchange, request, prompts, bell, envelope.seed, resumable)
+        choices = await self._choices(exchange, request, prompts, bell, envelope.seed, resumable)
         check_position(seen, choices)
         for choice in choices:
             if choice.flight.request_id not in held:
@@ -117,7 +127,8 @@ class Endpoint(ABC, Generic[Request]):
             choice.flight.attempt = held[choice.flight.request_id].attempt
             choice.replay = seen.get(choice.index, Seen(0, False))
 
-        def take_over(flight: Flight) -> None:
+        async def take_over(flight: Flight) -> None:
+            """Without a pause between choices: who resumes the stream after us takes all of them."""
             self._gateway.take_over(flight, held[flight.request_id].decode)
 
         await self._run(exchange, request, prompts, choices, bell, exchange.time_left_s(), take_over)
@@ -130,7 +141,7 @@ class Endpoint(ABC, Generic[Request]):
         choices: list[Choice],
         bell: Bell,
         timeout_s: float,
-        start: Callable[[Flight], None],
+        start: Callable[[Flight], Awaitable[None]],
     ) -> None:
         """Start the flights and answer, until the end, the client's leaving or the deadline, whichever is first."""
         n_most = sum(choice.flight.stopping.max_tokens for choice in choices)
@@ -140,7 +151,7 @@ class Endpoint(ABC, Generic[Request]):
         gone = False
         try:
             for choice in choices:
-                start(choice.flight)
+                await start(choice.flight)
             with trio.move_on_after(timeout_s) as limit:
                 async with trio.open_nursery() as nursery:
 
@@ -179,8 +190,8 @@ class Endpoint(ABC, Generic[Request]):
     def _leave(self, exchange: Exchange, choices: list[Choice]) -> None:
         """What goes on without its client is charged for when it has ended."""
         self._tell(exchange, choices)
-        going_on = [choice for choice in choices if self._gateway.goes_on(choice.flight)]
-        ended = sum(choice.n_tokens for choice in choices if choice not in going_on)
+        going_on = {choice.index for choice in choices if self._gateway.goes_on(choice.flight)}
+        ended = sum(choice.n_tokens for choice in choices if choice.index not in going_on)
         on_spent = self._meter.end_later(exchange, exchange.n_prompt + ended, len(going_on))
         for choice in choices:
             self._gateway.leave(choice.flight, "the client left", on_spent)
@@ -210,7 +221,7 @@ class Endpoint(ABC, Generic[Request]):
         request.check(self._tokenizer.vocab_size)
         return request, self._prompts(request)
 
-    def _choices(
+    async def _choices(
         self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], bell: Bell, seed: int, resumable: Resumable | None
     ) -> list[Choice]:
         options = request.options
@@ -218,6 +229,7 @@ class Endpoint(ABC, Generic[Request]):
         exchange.n_prompt = sum(len(prompt.ids) for prompt in prompts)
         choices: list[Choice] = []
         stops = StopStrings(options.stop)
+        pace = self._turns.pace()
         most = most_tokens(exchange.caller.limits, exchange.n_prompt, len(prompts) * options.best_of)
         for prompt in prompts:
             stopping = self._stopping(options, len(prompt.ids), most)
@@ -249,6 +261,7 @@ class Endpoint(ABC, Generic[Request]):
                         with_logprobs=options.logprobs is not None,
                     )
                 )
+                await pace.breathe()
         return choices
 
     def _refuse_endless(self, n_chars: int) -> None:
@@ -287,78 +300,97 @@ class Endpoint(ABC, Generic[Request]):
         return Stopping(max_tokens=max(1, max_tokens), min_tokens=options.min_tokens, stop_ids=stop_ids)
 
     async def _whole(self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], choices: list[Choice], bell: Bell) -> None:
+        options, pace = request.options, self._turns.pace()
         texts: list[list[str]] = [[] for _ in choices]
-        logprobs: list[list[Scored]] = [[] for _ in choices]
-        left = list(choices)
+        scores = [self._scores() for _ in choices] if options.logprobs is not None else None
+        fresh = {choice.index for choice in choices} if self._echoes(request) else set()
+        left = choices
         while left:
-            for choice in list(left):
+            for choice in left:
                 text, tokens = choice.pump()
-                texts[choice.index].append(text)
-                logprobs[choice.index] += tokens
+                own = None if scores is None else scores[choice.index]
+                if choice.index in fresh and (choice.n_tokens or choice.finish is not None):
+                    fresh.discard(choice.index)
+                    texts[choice.index].append(await self._echo(request, prompts, choice, own, pace))
+                if options.max_tokens != 0:
+                    texts[choice.index].append(text)
+                    if own is not None:
+                        own.add(tokens)
                 if choice.finish is not None:
-                    left.remove(choice)
                     self._gateway.close(choice.flight, "a stop string")
-                elif choice.flight.error is not None:
+                elif choice.flight.error is not None and not choice.is_behind:
                     raise choice.flight.error
-            if left:
+                await pace.breathe()
+            left = [choice for choice in left if choice.finish is None]
+            if left and not any(choice.is_behind for choice in left):
                 await bell.wait()
                 exchange.ledger.close(Span.OUT_HANDOFF, now_ns())
-        options = request.options
         chosen = [best for group in _groups(choices, options.best_of) for best in _best(group, options.n)]
         answers = []
         for index, choice in enumerate(chosen):
-            text, tokens = "".join(texts[choice.index]), logprobs[choice.index]
-            if self._echoes(request):
-                text, tokens = self._echo(request, prompts[choice.index // options.best_of], choice, text, tokens)
             assert choice.finish is not None
-            answers.append(
-                Answer(index=index, text=text, finish_reason=choice.finish, logprobs=tokens if options.logprobs is not None else None)
-            )
+            logprobs = None if scores is None else scores[choice.index].json()
+            answers.append(Answer(index=index, text="".join(texts[choice.index]), finish_reason=choice.finish, logprobs=logprobs))
+            await pace.breathe()
         self._settle(exchange, choices)
-        await exchange.respond(200, self._response(self._head(exchange), answers, self._usage(exchange, request, choices)))
+        parts = []
+        for part in self._response(self._head(exchange), answers, self._used(exchange, request, choices).usage()):
+            parts.append(part)
+            await pace.breathe()
+        await exchange.respond_in_parts(200, parts)
 
     async def _stream(self, exchange: Exchange, request: Request, prompts: Sequence[Prompt], choices: list[Choice], bell: Bell) -> None:
-        options = request.options
+        options, pace = request.options, self._turns.pace()
         continued = {choice.index for choice in choices if choice.replay.n_tokens}
         events = self._events(self._head(exchange), len(choices), include_usage=options.include_usage, continued=continued)
         positions = Positions(choices) if choices[0].flight.resumable is not None else None
-        left = list(choices)
-        fresh = {choice.index for choice in choices} - continued if self._echoes(request) else set()
-        behind = set(continued)
+        used = self._used(exchange, request, choices)
+        left = choices
+        echoes = self._echoes(request)
+        fresh = {choice.index for choice in choices} - continued if echoes else set()
         try:
             while left:
                 data = []
-                for choice in list(left):
+                for choice in left:
                     text, tokens = choice.pump()
-                    if choice.index in fresh and (choice.n_tokens or choice.finish is not None):
+                    before = choice.n_shown - sum(len(token.piece) for token in tokens)
+                    is_first = choice.index in fresh and bool(choice.n_tokens or choice.finish is not None)
+                    if echoes and not is_first:
+                        before += len(prompts[choice.index // options.best_of].text)
+                    scores = None if options.logprobs is None else events.scores(before)
+                    if options.max_tokens == 0:
+                        text, tokens = "", []
+                    if is_first:
                         fresh.discard(choice.index)
-                        text, tokens = self._echo(request, prompts[choice.index // options.best_of], choice, text, tokens)
-                    now_usage = self._usage(exchange, request, choices) if options.continuous_usage else None
-                    if choice.index in behind and (text or tokens):
-                        behind.discard(choice.index)
-                        _, echo = self._echo(request, prompts[choice.index // options.best_of], choice, "", [])
-                        events.go_on(choice.index, sum(len(token.piece) for token in echo) + choice.n_skipped)
-                    if text or tokens:
-                        scores = tokens if options.logprobs is not None else None
-                        event = events.text(choice.index, text, logprobs=scores, usage=now_usage)
+                        text = await self._echo(request, prompts, choice, scores, pace) + text
+                    if scores is not None:
+                        scores.add(tokens)
+                    now_usage = None
+                    if options.continuous_usage:
+                        used.look([choice])
+                        now_usage = used.usage()
+                    if text or (scores is not None and scores.n_tokens):
+                        event = events.text(choice.index, text, scores=scores, usage=now_usage)
                         data.append(positions.mark(event, choice) if positions is not None else event)
                     if choice.finish is not None:
-                        left.remove(choice)
                         self._gateway.close(choice.flight, "a stop string")
                         event = events.finish(choice.index, choice.finish, usage=now_usage)
                         if not choice.replay.finished:
                             data.append(positions.mark(event, choice, finished=True) if positions is not None else event)
-                    elif choice.flight.error is not None:
+                    elif choice.flight.error is not None and not choice.is_behind:
                         raise choice.flight.error
+                    await pace.breathe()
+                left = [choice for choice in left if choice.finish is None]
                 if not left:
                     self._settle(exchange, choices)
                 if data:
                     if not exchange.started:
                         await exchange.start_stream()
                     await exchange.write_event(b"".join(data))
-                if left:
+                if left and not any(choice.is_behind for choice in left):
                     await self._wait(exchange, bell)
-            last = events.usage(self._usage(exchange, request, choices)) if options.include_usage else b""
+            used.look(choices)
+            last = events.usage(used.usage()) if options.include_usage else b""
             if not exchange.started:
                 await exchange.start_stream()
             last += DONE
@@ -368,6 +400,15 @@ class Endpoint(ABC, Generic[Request]):
             exchange.error = error
             last = error_event(error, exchange.public_id)
         await exchange.end_stream(last)
+
+    async def _echo(self, request: Request, prompts: Sequence[Prompt], choice: Choice, scores: Scores | None, pace: Pace) -> str:
+        """What goes in front: the prompt's text; its log probabilities are added to `scores`."""
+        prompt = prompts[choice.index // request.options.best_of]
+        if scores is not None:
+            for tokens in echoed(self._tokenizer, choice.flight, prompt.n_added):
+                scores.add(tokens)
+                await pace.breathe()
+        return prompt.text
 
     async def _wait(self, exchange: Exchange, bell: Bell) -> None:
         """For news; a client that hears nothing for long gets a comment, so that nothing between us and it gives up."""
@@ -381,11 +422,11 @@ class Endpoint(ABC, Generic[Request]):
         else:
             exchange.ledger.close(Span.OUT_HANDOFF, now_ns())
 
-    def _usage(self, exchange: Exchange, request: Request, choices: Sequence[Choice]) -> Usage:
-        """Each prompt once; of `best_of` all that were drawn."""
-        cached = sum(group[0].flight.n_cached for group in _groups(choices, request.options.best_of))
-        completion = 0 if request.options.max_tokens == 0 else sum(choice.n_tokens for choice in choices)
-        return usage(prompt=exchange.n_prompt, completion=completion, cached=cached)
+    def _used(self, exchange: Exchange, request: Request, choices: Sequence[Choice]) -> Used:
+        options = request.options
+        used = Used(exchange.n_prompt, options.best_of, counts=options.max_tokens != 0)
+        used.look(choices)
+        return used
 
     def _settle(self, exchange: Exchange, choices: list[Choice], *, refused: bool = False) -> None:
         """What it used. Before its last byte is sent: a client that has it may come back, and its place must be free by then."""
@@ -422,10 +463,10 @@ class Endpoint(ABC, Generic[Request]):
     def _echoes(self, request: Request) -> bool: ...
 
     @abstractmethod
-    def _echo(self, request: Request, prompt: Prompt, choice: Choice, text: str, tokens: list[Scored]) -> tuple[str, list[Scored]]: ...
+    def _scores(self) -> Scores: ...
 
     @abstractmethod
-    def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes: ...
+    def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> Iterator[bytes]: ...
 
     @abstractmethod
     def _events(self, head: Head, n: int, *, include_usage: bool, continued: Container[int]) -> EventStream: ...
@@ -461,10 +502,10 @@ class ChatEndpoint(Endpoint[ChatRequest]):
     def _echoes(self, request: ChatRequest) -> bool:
         return False
 
-    def _echo(self, request: ChatRequest, prompt: Prompt, choice: Choice, text: str, tokens: list[Scored]) -> tuple[str, list[Scored]]:
-        return text, tokens
+    def _scores(self) -> Scores:
+        return ChatScores()
 
-    def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
+    def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> Iterator[bytes]:
         return chat_response(head, answers, usage)
 
     def _events(self, head: Head, n: int, *, include_usage: bool, continued: Container[int]) -> EventStream:
@@ -499,19 +540,10 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
     def _echoes(self, request: CompletionRequest) -> bool:
         return request.echo
 
-    def _echo(
-        self, request: CompletionRequest, prompt: Prompt, choice: Choice, text: str, tokens: list[Scored]
-    ) -> tuple[str, list[Scored]]:
-        """The prompt goes in front, if it is asked for; of `max_tokens` 0 nothing else is left."""
-        if not request.echo:
-            return text, tokens
-        if request.options.max_tokens == 0:
-            text, tokens = "", []
-        if request.prompt_logprobs >= 0:
-            tokens = [*echoed(self._tokenizer, choice.flight, prompt.n_added), *tokens]
-        return prompt.text + text, tokens
+    def _scores(self) -> Scores:
+        return CompletionScores()
 
-    def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
+    def _response(self, head: Head, answers: Sequence[Answer], usage: Usage) -> Iterator[bytes]:
         return completion_response(head, answers, usage)
 
     def _events(self, head: Head, n: int, *, include_usage: bool, continued: Container[int]) -> EventStream:

@@ -35,6 +35,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
 from relay.errors import InvalidRequest
+from relay.http.turns import Turns
 from relay.openai.error import error_body
 
 log = structlog.get_logger()
@@ -117,9 +118,9 @@ class Http1Protocol(H11Protocol):
     sends more ahead than is kept gets its first answer, and the connection ends. `is_last`: whether it ends with the answer that begins.
     """
 
-    def __init__(self, *args: Any, next_request_id: Callable[[], str], is_last: Callable[[], bool]) -> None:
+    def __init__(self, *args: Any, next_request_id: Callable[[], str], is_last: Callable[[], bool], turns: Turns) -> None:
         super().__init__(*args)
-        self._next_request_id, self._is_last = next_request_id, is_last
+        self._next_request_id, self._is_last, self._turns = next_request_id, is_last, turns
         self._parsing = trio.Lock()  # by the reader, and where an answer lets the request behind it begin
         self._is_over = False
         self._is_deaf = False  # nothing more on this connection is a request
@@ -132,6 +133,7 @@ class Http1Protocol(H11Protocol):
         elif self._is_deaf and isinstance(event, RawData):
             await self._discard(len(event.data))
         elif isinstance(event, RawData):
+            await self._turns.next()
             async with self._parsing:
                 self.connection.receive_data(event.data)
                 await self._handle_events()
@@ -272,6 +274,7 @@ class Connection(TCPServer):
     write_timeout_s = 60.0
     next_request_id: Callable[[], str]
     is_last: Callable[[], bool]
+    turns: Turns
     idle: "dict[Connection, None]"  # of all those of this server, the one that idles longest first
 
     async def run(self) -> None:
@@ -294,6 +297,7 @@ class Connection(TCPServer):
                     self.protocol_send,
                     next_request_id=self.next_request_id,
                     is_last=self.is_last,
+                    turns=self.turns,
                 )
                 self.protocol = protocol  # type: ignore[assignment]  # without the wrapper that would change to HTTP/2
                 tasks.on_wanted = protocol.ask_for_body
@@ -354,6 +358,7 @@ class HttpServer:
         keep_alive_s: float,
         write_timeout_s: float,
         next_request_id: Callable[[], str],
+        turns: Turns,
     ) -> None:
         self._app, self._max_connections = app, max_connections
         self.n_connections = 0
@@ -372,6 +377,7 @@ class HttpServer:
             "write_timeout_s": write_timeout_s,
             "next_request_id": staticmethod(next_request_id),
             "is_last": staticmethod(lambda: self.draining),
+            "turns": turns,
             "idle": self._idle,
         }
         self._connection_class = type("Connection", (Connection,), known)

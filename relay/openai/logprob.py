@@ -1,11 +1,16 @@
 """Log probabilities in OpenAI's two formats: `content` lists for chat, parallel lists for completions.
 
-The caller hands in what each token is as text and as bytes; nothing here knows a tokenizer.
+The caller hands in what each token is as text and as bytes; nothing here knows a tokenizer. JSON is made as the tokens come (`Scores`):
+an evaluation's answer has tens of megabytes, which nobody should have to make, or to hold as objects, at once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+
+from relay.openai.jsontext import json_value
 
 _LEAST = -9999.0  # what OpenAI sends for minus infinity, which JSON cannot say
 
@@ -99,3 +104,56 @@ def _by_text(token: Scored) -> dict[str, float]:
             key = f"token_id:{candidate.id}"
         found[key] = max(candidate.logprob, _LEAST)
     return found
+
+
+class Scores(ABC):
+    """Those of one choice, or of one event of it."""
+
+    n_tokens = 0
+
+    @abstractmethod
+    def add(self, tokens: Sequence[Scored]) -> None: ...
+
+    @abstractmethod
+    def json(self) -> bytes: ...
+
+
+class ChatScores(Scores):
+    """As `chat_logprobs` of all the tokens."""
+
+    def __init__(self) -> None:
+        self._content: list[bytes] = []
+
+    def add(self, tokens: Sequence[Scored]) -> None:
+        if tokens:
+            self.n_tokens += len(tokens)
+            self._content.append(_inner(chat_logprobs(tokens).content))
+
+    def json(self) -> bytes:
+        return b'{"content":[%s],"refusal":null}' % b",".join(self._content)
+
+
+class CompletionScores(Scores):
+    """As `completion_logprobs` of all the tokens. `offset` is the length of the choice's text so far."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+        self._lists: tuple[list[bytes], ...] = ([], [], [], [])
+
+    def add(self, tokens: Sequence[Scored]) -> None:
+        if tokens:
+            self.n_tokens += len(tokens)
+            found = completion_logprobs(tokens, self.offset)
+            self.offset += sum(len(token.piece) for token in tokens)
+            lists: tuple[list[Any], ...] = (found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset)
+            for parts, values in zip(self._lists, lists, strict=True):
+                parts.append(_inner(values))
+
+    def json(self) -> bytes:
+        shown = tuple(b",".join(parts) for parts in self._lists)
+        return b'{"tokens":[%s],"token_logprobs":[%s],"top_logprobs":[%s],"text_offset":[%s]}' % shown
+
+
+def _inner(values: list[Any]) -> bytes:
+    """A JSON list without its brackets."""
+    return json_value(values)[1:-1]

@@ -1,13 +1,11 @@
-"""Whole answers, not streamed: choices and usage in, the JSON body of a chat completion or completion out."""
+"""Whole answers, not streamed: choices and usage in, the JSON body of a chat completion or completion out, a part for each choice."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from relay.messages import FinishReason
-from relay.openai.jsontext import json_value
-from relay.openai.logprob import ChatLogprobs, CompletionLogprobs, Scored, chat_logprobs, completion_logprobs
+from relay.openai.jsontext import json_text, json_value
 from relay.openai.usage import Usage
 
 
@@ -29,65 +27,32 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice, complete. An echo is part of `text`, and of `logprobs` where they were asked for; None where not."""
+    """One choice, complete. An echo is part of `text`, and of `logprobs` where they were asked for: JSON, None where not."""
 
     index: int
     text: str
     finish_reason: FinishReason
-    logprobs: Sequence[Scored] | None = None
+    logprobs: bytes | None = None
 
 
-class _ChatMessage(msgspec.Struct, frozen=True):
-    content: str
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
+def chat_response(head: Head, answers: Sequence[Answer], usage: Usage) -> Iterator[bytes]:
+    return _response(head, head.chat_id, "chat.completion", b'"message":{"content":%s,"role":"assistant","refusal":null}', answers, usage)
 
 
-class _ChatChoice(msgspec.Struct, frozen=True):
-    index: int
-    message: _ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+def completion_response(head: Head, answers: Sequence[Answer], usage: Usage) -> Iterator[bytes]:
+    return _response(head, head.completion_id, "text_completion", b'"text":%s', answers, usage)
 
 
-class _CompletionChoice(msgspec.Struct, frozen=True):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
-
-
-class _Response(msgspec.Struct, frozen=True):
-    id: str
-    object: Literal["chat.completion", "text_completion"]
-    created: int
-    model: str
-    choices: list[_ChatChoice] | list[_CompletionChoice]
-    usage: Usage
-    system_fingerprint: str | None
-
-
-def chat_response(head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
-    choices = [
-        _ChatChoice(
-            answer.index,
-            _ChatMessage(answer.text),
-            None if answer.logprobs is None else chat_logprobs(answer.logprobs),
-            answer.finish_reason,
-        )
-        for answer in answers
-    ]
-    return json_value(_Response(head.chat_id, "chat.completion", head.created, head.model, choices, usage, head.fingerprint))
-
-
-def completion_response(head: Head, answers: Sequence[Answer], usage: Usage) -> bytes:
-    choices = [
-        _CompletionChoice(
-            answer.index,
-            answer.text,
-            None if answer.logprobs is None else completion_logprobs(answer.logprobs),
-            answer.finish_reason,
-        )
-        for answer in answers
-    ]
-    return json_value(_Response(head.completion_id, "text_completion", head.created, head.model, choices, usage, head.fingerprint))
+def _response(head: Head, name: str, kind: str, saying: bytes, answers: Sequence[Answer], usage: Usage) -> Iterator[bytes]:
+    yield b'{"id":%s,"object":"%s","created":%d,"model":%s,"choices":[' % (
+        json_text(name),
+        kind.encode(),
+        head.created,
+        json_text(head.model),
+    )
+    for i, answer in enumerate(answers):
+        said = saying % json_text(answer.text)
+        scores = b"null" if answer.logprobs is None else answer.logprobs
+        finish = answer.finish_reason.encode()
+        yield b'%s{"index":%d,%s,"logprobs":%s,"finish_reason":"%s"}' % (b"," if i else b"", answer.index, said, scores, finish)
+    yield b'],"usage":%s,"system_fingerprint":%s}' % (json_value(usage), json_value(head.fingerprint))

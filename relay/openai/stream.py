@@ -6,13 +6,13 @@ object per request: the bytes around a text are made once for each choice, not o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
 from relay.errors import RequestError
 from relay.messages import FinishReason
 from relay.openai.error import error_body
 from relay.openai.jsontext import json_text, json_value
-from relay.openai.logprob import ChatLogprobs, CompletionLogprobs, Scored, chat_logprobs, completion_logprobs
+from relay.openai.logprob import ChatScores, CompletionScores, Scores
 from relay.openai.response import Head
 from relay.openai.usage import Usage
 
@@ -51,21 +51,16 @@ class EventStream(ABC):
         openings = (b"" if choice in continued else self._open(choice, opening) for choice in range(n))
         self._prefix = [each + before for each, before in zip(openings, self._before, strict=True)]
         self._unfinished = n
-        self._offset = [0] * n  # characters of tokens that were told, where events have positions
 
-    def text(self, choice: int, text: str, *, logprobs: Sequence[Scored] | None = None, usage: Usage | None = None) -> bytes:
+    def text(self, choice: int, text: str, *, scores: Scores | None = None, usage: Usage | None = None) -> bytes:
         """More text of a choice, and its tokens' log probabilities if asked for; the first time, the role goes before it."""
         prefix = self._prefix[choice]
         assert prefix, "text after the finish"
         self._prefix[choice] = self._before[choice]
-        if logprobs is None and usage is None:
+        if scores is None and usage is None:
             return prefix + json_text(text) + self._rest
-        scores = b"null" if logprobs is None else json_value(self._scores(choice, logprobs))
-        return b"".join((prefix, json_text(text), self._after, scores, b',"finish_reason":null}]', self._close(usage)))
-
-    def go_on(self, choice: int, n_characters: int) -> None:
-        """Its first so many characters were sent before, by another stream."""
-        self._offset[choice] = n_characters
+        scored = b"null" if scores is None else scores.json()
+        return b"".join((prefix, json_text(text), self._after, scored, b',"finish_reason":null}]', self._close(usage)))
 
     def finish(self, choice: int, reason: FinishReason, *, usage: Usage | None = None) -> bytes:
         """The last event of a choice, without text."""
@@ -90,7 +85,8 @@ class EventStream(ABC):
         return self._end if usage is None else b',"usage":%s}\n\n' % json_value(usage)
 
     @abstractmethod
-    def _scores(self, choice: int, tokens: Sequence[Scored]) -> ChatLogprobs | CompletionLogprobs: ...
+    def scores(self, offset: int) -> Scores:
+        """Where the log probabilities of one event go; `offset` is the length of its choice's text before it, an echo included."""
 
 
 class ChatStream(EventStream):
@@ -108,8 +104,8 @@ class ChatStream(EventStream):
             continued=continued,
         )
 
-    def _scores(self, choice: int, tokens: Sequence[Scored]) -> ChatLogprobs:
-        return chat_logprobs(tokens)
+    def scores(self, offset: int) -> Scores:
+        return ChatScores()
 
 
 class CompletionStream(EventStream):
@@ -126,10 +122,8 @@ class CompletionStream(EventStream):
             include_usage=include_usage,
         )
 
-    def _scores(self, choice: int, tokens: Sequence[Scored]) -> CompletionLogprobs:
-        offset = self._offset[choice]
-        self._offset[choice] += sum(len(token.piece) for token in tokens)
-        return completion_logprobs(tokens, offset)
+    def scores(self, offset: int) -> Scores:
+        return CompletionScores(offset)
 
 
 def _head(name: str, kind: str, head: Head) -> bytes:

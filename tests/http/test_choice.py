@@ -1,5 +1,6 @@
 """One choice of an answer: its text and the log probabilities of its tokens are the same thing said twice."""
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,10 @@ def pumped(tokenizer: Tokenizer, ids: list[int], stops: tuple[str, ...], cuts: l
         text, scored = choice.pump()
         texts.append(text)
         tokens += scored
+        while choice.is_behind:
+            text, scored = choice.pump()
+            texts.append(text)
+            tokens += scored
         if choice.finish is not None:
             break
     return "".join(texts), tokens
@@ -84,9 +89,9 @@ def test_an_echo_shows_the_clients_text_and_scores_what_was_put_in_front_of_it(t
     assert tokenizer.n_added("Hi") == 1
     scored = flight(ids, [])
     scored.scores = [LIKELY, LIKELY]
-    tokens = echoed(tokenizer, scored, tokenizer.n_added("Hi"))
+    tokens = list(chain.from_iterable(echoed(tokenizer, scored, tokenizer.n_added("Hi"))))
     assert [(token.piece, token.first) for token in tokens] == [("", True), ("H", False), ("i", False)]
     spelled = tokenizer.token_bytes(ids[0]).decode() + "Hi"
     assert tokenizer.encode_prompt(spelled) == ids
     assert tokenizer.n_added(spelled) == 0
-    assert [token.piece for token in echoed(tokenizer, scored, 0)] == [spelled[:-2], "H", "i"]
+    assert [token.piece for token in chain.from_iterable(echoed(tokenizer, scored, 0))] == [spelled[:-2], "H", "i"]

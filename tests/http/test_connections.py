@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from relay.http.server import HttpServer
+from relay.http.turns import Turns
 
 HANGS_S = 60  # what takes so long never ends
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -52,7 +53,9 @@ class Listening:
             return f"x{next(self._ids)}"
 
         fd = self._sock.dup().detach()
-        return HttpServer(app, fd, max_connections=1000, keep_alive_s=keep_alive_s, write_timeout_s=5, next_request_id=next_id)
+        return HttpServer(
+            app, fd, max_connections=1000, keep_alive_s=keep_alive_s, write_timeout_s=5, next_request_id=next_id, turns=Turns()
+        )
 
     async def dial(self) -> trio.SocketStream:
         return await trio.open_tcp_stream("127.0.0.1", self.port)

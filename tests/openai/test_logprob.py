@@ -1,6 +1,9 @@
 """Log probabilities in both formats."""
 
-from relay.openai.logprob import Candidate, Scored, chat_logprobs, completion_logprobs
+import pytest
+
+from relay.openai.jsontext import json_value
+from relay.openai.logprob import Candidate, ChatScores, CompletionScores, Scored, chat_logprobs, completion_logprobs
 
 INF = float("inf")
 
@@ -70,3 +73,15 @@ def test_the_impossible_is_sent_as_a_number() -> None:
     assert chat_logprobs([token]).content[0].top_logprobs[0].logprob == -9999.0
     assert completion_logprobs([token]).token_logprobs == [-9999.0]
     assert completion_logprobs([token]).top_logprobs == [{"b": -9999.0, "a": -9999.0}]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_json_made_piece_by_piece_is_that_of_the_whole(size: int) -> None:
+    tokens = [plain("\n", first=True), plain(' "q"\u2028'), *shrug(), plain("!")]
+    chat, completion = ChatScores(), CompletionScores(7)
+    for start in range(0, len(tokens), size):
+        chat.add(tokens[start : start + size])
+        completion.add(tokens[start : start + size])
+    assert chat.json() == json_value(chat_logprobs(tokens))
+    assert completion.json() == json_value(completion_logprobs(tokens, 7))
+    assert chat.n_tokens == completion.n_tokens == len(tokens)

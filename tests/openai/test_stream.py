@@ -15,7 +15,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
 from relay import errors
-from relay.openai.logprob import Candidate, Scored, chat_logprobs, completion_logprobs
+from relay.openai.logprob import Candidate, Scored, Scores, chat_logprobs, completion_logprobs
 from relay.openai.response import Head
 from relay.openai.stream import DONE, KEEP_ALIVE, ChatStream, CompletionStream, EventStream, error_event
 from relay.openai.usage import usage
@@ -159,10 +159,17 @@ def scored() -> list[Scored]:
     return [Scored(top[0], "a", top), Scored(top[2], "", top), Scored(top[1], "é\u2028", top), Scored(top[0], "a")]
 
 
+def of(stream: EventStream, tokens: Sequence[Scored], offset: int = 0) -> Scores:
+    scores = stream.scores(offset)
+    scores.add(tokens)
+    return scores
+
+
 def test_streamed_chat_logprobs_join_to_those_of_the_whole_answer() -> None:
     """vllm#3179 (the format), sglang#2825 (two tokens in one chunk)."""
     stream, tokens = ChatStream(HEAD, 1), scored()
-    sent = [stream.text(0, "a", logprobs=tokens[:1]), stream.text(0, "é\u2028a", logprobs=tokens[1:]), stream.finish(0, "stop"), DONE]
+    parts = (("a", tokens[:1]), ("é\u2028a", tokens[1:]))
+    sent = [stream.text(0, text, scores=of(stream, part)) for text, part in parts] + [stream.finish(0, "stop"), DONE]
     choices = [event["choices"][0] for event in parsed(b"".join(sent))]
     content = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["content"]]
     assert content == msgspec.to_builtins(chat_logprobs(tokens).content)
@@ -171,8 +178,9 @@ def test_streamed_chat_logprobs_join_to_those_of_the_whole_answer() -> None:
 def test_streamed_completion_logprobs_join_to_those_of_the_whole_answer() -> None:
     """vllm#5334: offsets go on from chunk to chunk, for each choice by itself."""
     stream, tokens = CompletionStream(HEAD, 2), scored()
-    sent = [stream.text(1, "zz", logprobs=[Scored(Candidate(9, "zz", b"zz", -1.0), "zz")])]
-    sent += [stream.text(0, text, logprobs=part) for text, part in (("a", tokens[:1]), ("é\u2028", tokens[1:3]), ("a", tokens[3:]))]
+    sent = [stream.text(1, "zz", scores=of(stream, [Scored(Candidate(9, "zz", b"zz", -1.0), "zz")]))]
+    parts = (("a", tokens[:1], 0), ("é\u2028", tokens[1:3], 1), ("a", tokens[3:], 3))
+    sent += [stream.text(0, text, scores=of(stream, part, offset)) for text, part, offset in parts]
     sent += [stream.finish(0, "stop"), stream.finish(1, "stop"), DONE]
     found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for event in parsed(b"".join(sent)):
@@ -186,13 +194,25 @@ def test_streamed_completion_logprobs_join_to_those_of_the_whole_answer() -> Non
 
 def test_every_chunk_reads_strictly_with_the_official_types() -> None:
     stream = ChatStream(HEAD, 1, include_usage=True)
-    chat = [stream.text(0, "a", logprobs=scored(), usage=USAGE), stream.text(0, "b"), stream.finish(0, "stop"), stream.usage(USAGE), DONE]
+    chat = [
+        stream.text(0, "a", scores=of(stream, scored()), usage=USAGE),
+        stream.text(0, "b"),
+        stream.finish(0, "stop"),
+        stream.usage(USAGE),
+        DONE,
+    ]
     for event in parsed(b"".join(chat)):
         chunk = ChatCompletionChunk.model_validate_json(json.dumps(event), strict=True)
         assert (chunk.id, chunk.object) == ("chatcmpl-r1", "chat.completion.chunk")
         assert not chunk.model_extra
     other = CompletionStream(HEAD, 1, include_usage=True)
-    sent = [other.text(0, "a", logprobs=scored(), usage=USAGE), other.text(0, "b"), other.finish(0, "length"), other.usage(USAGE), DONE]
+    sent = [
+        other.text(0, "a", scores=of(other, scored()), usage=USAGE),
+        other.text(0, "b"),
+        other.finish(0, "length"),
+        other.usage(USAGE),
+        DONE,
+    ]
     for event in parsed(b"".join(sent)):
         if event["choices"] and event["choices"][0]["finish_reason"] is None:
             event["choices"][0]["finish_reason"] = "stop"  # the client's type has no null here, though OpenAI sends it
