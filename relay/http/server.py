@@ -41,7 +41,8 @@ from relay.openai.error import error_body
 log = structlog.get_logger()
 
 BACKLOG = 1024
-_ORIGIN = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
+_ORIGIN = re.compile(rb"https?://([^/?]*)", re.IGNORECASE)
+_BARE_LINE_END = re.compile(rb"(?<!\r)\n")  # which a proxy in front may not take for one (RFC 9112, 2.2 leaves it to us)
 _UNREAD_PARTS = 2  # of a body that its application has yet to read, of 64 KiB at most each
 _LINGER_BYTES = 64 << 20
 _AHEAD_BYTES = 128 << 10  # behind the request that is being answered
@@ -135,8 +136,18 @@ class Http1Protocol(H11Protocol):
         elif isinstance(event, RawData):
             await self._turns.next()
             async with self._parsing:
-                self.connection.receive_data(event.data)
+                if event.data:
+                    self._take(event.data)
+                else:
+                    self.connection.receive_data(b"")
                 await self._handle_events()
+
+    def _take(self, data: bytes) -> None:
+        """Empty lines before a request are skipped (RFC 9112, 2.2)."""
+        if self.connection.their_state is h11.IDLE and not self.connection.trailing_data[0]:
+            data = data.lstrip(b"\r\n")
+        if data:
+            self.connection.receive_data(data)
 
     async def _go_on(self) -> None:
         """What was sent ahead is next."""
@@ -164,6 +175,9 @@ class Http1Protocol(H11Protocol):
     async def _handle_events(self) -> None:
         while not self._is_over:
             connection, was = self.connection, self.connection.their_state
+            if was is h11.IDLE and _BARE_LINE_END.search(connection.trailing_data[0].partition(b"\r\n\r\n")[0]):
+                await self._refuse(400)
+                return
             try:
                 event = connection.next_event()
             except h11.RemoteProtocolError as error:
@@ -200,7 +214,11 @@ class Http1Protocol(H11Protocol):
     async def _create_stream(self, request: h11.Request) -> None:
         """Without websockets: HTTP lets a server ignore an upgrade. A target may also be a whole URL."""
         headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
-        target = _ORIGIN.sub(b"", request.target, count=1) or b"/"
+        target = request.target
+        if origin := _ORIGIN.match(target):  # its host counts then, not the header's (RFC 9112, 3.2.2)
+            headers = [(name, value) for name, value in headers if name != b"host"] + [(b"host", origin[1])]
+            target = target[origin.end() :]
+            target = target if target.startswith(b"/") else b"/" + target
         await super()._create_stream(h11.Request(method=request.method, headers=headers, target=target, http_version=request.http_version))
 
     async def _maybe_recycle(self) -> None:
@@ -210,7 +228,10 @@ class Http1Protocol(H11Protocol):
             await self._linger()
             return
         await super()._maybe_recycle()
-        if self.connection.trailing_data[0]:
+        ahead, has_ended = self.connection.trailing_data
+        if ahead and self.connection.their_state is h11.IDLE and not has_ended:
+            self.connection = h11.Connection(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+            self._take(ahead)
             self.task_group.spawn(self._go_on)
 
     async def _linger(self) -> None:
@@ -254,7 +275,7 @@ class Http1Protocol(H11Protocol):
 def _misframed(request: h11.Request) -> int | None:
     """The status that refuses a request whose body two readers might end at different bytes, or that expects the unknown."""
     headers = dict(request.headers)
-    if b"content-length" in headers and b"transfer-encoding" in headers:
+    if b"transfer-encoding" in headers and (b"content-length" in headers or request.http_version < b"1.1"):
         return 400
     if headers.get(b"expect", b"100-continue").lower() != b"100-continue":
         return 417

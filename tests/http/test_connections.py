@@ -242,6 +242,55 @@ def test_a_request_that_could_be_read_in_two_ways_is_refused_and_its_connection_
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\nHost: x\n\n",
+        b"GET / HTTP/1.1\r\nHost: x\nX-Hidden: y\r\n\r\n",
+        b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_what_a_proxy_could_read_in_another_way_is_refused(data: bytes) -> None:
+    async def scenario() -> None:
+        async with serving(read_all) as (listening, _), await listening.dial() as stream:
+            await stream.send_all(data + request())
+            found = await to_the_end(stream)
+            assert found.startswith(b"HTTP/1.1 400 Bad Request")
+            assert found.count(b"HTTP/1.1 ") == 1
+
+    run(scenario)
+
+
+def test_empty_lines_before_a_request_are_skipped() -> None:
+    """And what was sent ahead behind such a line is served in its turn."""
+
+    async def scenario() -> None:
+        async with serving(read_all) as (listening, _), await listening.dial() as stream:
+            await stream.send_all((b"\r\n" + request("POST", "Content-Length: 2", body=b"ab")) * 3 + b"\r\n")
+            found = b""
+            while found.count(OK) < 3:
+                part = await stream.receive_some()
+                assert part, found
+                found += part
+            await stream.send_all(request())
+            assert (await one_answer(stream)).endswith(b"0")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("target", [b"http://other:99/", b"HTTPS://other:99/?a=b", b"http://other:99", b"http://other:99?a=b"])
+def test_the_host_of_a_whole_url_counts(target: bytes) -> None:
+    async def hosts(scope: Any, receive: Any, send: Any) -> None:
+        await answer(send, scope["path"].encode() + b" " + b",".join(value for name, value in scope["headers"] if name == b"host"))
+
+    async def scenario() -> None:
+        async with serving(hosts) as (listening, _), await listening.dial() as stream:
+            await stream.send_all(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await one_answer(stream)).endswith(b"/ other:99")
+
+    run(scenario)
+
+
 def test_a_client_is_told_to_go_on_once_its_body_is_wanted_and_only_then() -> None:
     async def scenario() -> None:
         async with serving(read_all) as (listening, _), await listening.dial() as stream:
