@@ -53,6 +53,7 @@ from relay.policy.placement import (
 from relay.policy.poison import PoisonMemory
 from relay.policy.queue import Queued, WaitingLine
 from relay.policy.tombstones import Tombstones
+from relay.policy.weight import admit_bytes
 from relay.runtime.node import Context
 
 log = structlog.get_logger()
@@ -78,7 +79,7 @@ class RouterActor:
         self._decode: dict[Address, WorkerLoad] = {}
         self._places: dict[Key, Place] = {}
         self._caches: dict[str, tuple[int, CacheIndex]] = {}  # (epoch, what it has) by worker: its actors share one
-        self._queue = WaitingLine()
+        self._queue, self._max_queue_bytes = WaitingLine(), int(config.max_queue_mib * (1 << 20))
         self._tombstones = Tombstones()
         self._lengths = AnswerLengths(config.expected_tokens)
         self._hashed: tuple[Queued, int, list[BlockKey]] | None = None  # whose keys were needed last, for blocks of that size
@@ -103,6 +104,10 @@ class RouterActor:
     @property
     def n_queued(self) -> int:
         return len(self._queue)
+
+    @property
+    def n_queued_bytes(self) -> int:
+        return self._queue.n_bytes
 
     @property
     def n_placed(self) -> int:
@@ -189,6 +194,10 @@ class RouterActor:
             self._forget_worker(address)
         if len(self._queue) >= self._config.max_queue and not message.again:
             self._refuse(message, Overloaded(f"{len(self._queue)} requests are waiting already; try again later", retry_after_s=1.0))
+            return
+        if self._queue.n_bytes + admit_bytes(message) > self._max_queue_bytes and not message.again:
+            text = f"the requests that are waiting already take {self._queue.n_bytes >> 20} MiB; try again later"
+            self._refuse(message, Overloaded(text, retry_after_s=1.0))
             return
         self._queue.add(Queued(message, now_ns()))
         self._place_queued()

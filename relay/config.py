@@ -60,6 +60,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         float, _doc("a request that killed workers is refused for so long when it is sent again; 0 is never", ge=0)
     ] = 600.0
     keep_ledgers: Annotated[int, _doc("ended requests whose ledger stays readable", ge=0)] = 4096
+    max_request_mib: Annotated[
+        float,
+        _doc("what one request may take in a gateway's memory, by what it asks for, its log probabilities above all; beyond it: 413", gt=0),
+    ] = 512.0
+    max_held_mib: Annotated[float, _doc("what all requests of a gateway may take together; beyond it: 503", gt=0)] = 1024.0
     best_priority: Annotated[
         int, _doc("lowest `priority` number that a request may ask for, unless its key's entry says otherwise; lower goes first")
     ] = 0
@@ -81,6 +86,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reserve_roles: Annotated[bool, _doc("workers of one role take the other too while nobody lives whose it is")] = True
     local_prefill_tokens: Annotated[int, _doc("a decode worker computes a prompt itself if so few of its tokens are not cached", ge=0)] = 0
     max_queue: Annotated[int, _doc("requests that may wait for a place; beyond it: 503", ge=0)] = 1024
+    max_queue_mib: Annotated[
+        float, _doc("what waiting requests may take in the router's memory; beyond it: 503, and 413 for one that would alone", gt=0)
+    ] = 512.0
     queue_timeout_s: Annotated[float, _doc("a request that waited so long for a place is refused with 503", gt=0)] = 300.0
     expected_tokens: Annotated[int, _doc("tokens an answer is assumed to need before enough have been seen", ge=1)] = 256
     kv_overcommit: Annotated[float, _doc("share of the expected answer that is reserved; preemption covers the rest", ge=0, le=4)] = 1.0
@@ -215,6 +223,7 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         bool,
         _doc("a prompt of one key finds what another's has left in prefix caches; then a quick answer tells that somebody sent the same"),
     ] = False
+    key_share: Annotated[float, _doc("of gateway.max_held_mib, what one key's requests may take; beyond it: 429", gt=0, le=1)] = 0.75
     reload_s: Annotated[
         float,
         _doc(

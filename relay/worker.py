@@ -79,6 +79,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     from relay.http.app import Application
     from relay.http.cors import Cors
     from relay.http.generate import ChatEndpoint, CompletionEndpoint, Served
+    from relay.http.holdings import Holdings
     from relay.http.limits import Meter
     from relay.http.records import Records
     from relay.http.resume import ResumeRoute
@@ -103,8 +104,15 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     meter, turns = Meter(quota, key_metrics), Turns()
     routes = ServerRoutes(host.ask, records, served, allow_faults=config.runtime.allow_faults)
     shares = config.auth.share_prefix_cache
-    chat = ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter, turns, share_prefix_cache=shares)
-    completion = CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter, turns, share_prefix_cache=shares)
+    held_bytes = config.gateway.max_held_mib * (1 << 20)
+    holdings = Holdings(
+        max_request=int(config.gateway.max_request_mib * (1 << 20)),
+        max_key=int(config.auth.key_share * held_bytes),
+        max_all=int(held_bytes),
+        max_queue=int(config.router.max_queue_mib * (1 << 20)),
+    )
+    chat = ChatEndpoint(actor, tokenizer, template, served, config.gateway, meter, turns, holdings, share_prefix_cache=shares)
+    completion = CompletionEndpoint(actor, tokenizer, template, served, config.gateway, meter, turns, holdings, share_prefix_cache=shares)
     resume = ResumeRoute(host.ask, {"/v1/chat/completions": chat, "/v1/completions": completion})
     app = Application(
         generation={
@@ -132,6 +140,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
 
     async def on_ask(kind: str, body: bytes) -> bytes | None:
         if kind == "metrics":
+            metrics.held_bytes.set(holdings.n_bytes)
             return msgspec.msgpack.encode(families(metrics.registry))
         if kind == "ledger":
             return await records.answer(body)
@@ -181,6 +190,7 @@ def _router(task: RouterTask) -> Hosted:
             return b"yes" if actor.ready() else b"no"
         if kind == "metrics":
             metrics.queued.set(actor.n_queued)
+            metrics.queued_bytes.set(actor.n_queued_bytes)
             metrics.placed.set(actor.n_placed)
             return msgspec.msgpack.encode(families(metrics.registry))
         return None

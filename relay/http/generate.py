@@ -19,6 +19,7 @@ from relay.errors import ClientGone, ContextTooLong, DeadlineExceeded, InvalidRe
 from relay.http.choice import Choice, Seen, echoed
 from relay.http.envelope import Envelope, envelope_of, refuse_long_scores, unsealed
 from relay.http.exchange import Exchange
+from relay.http.holdings import Holdings
 from relay.http.limits import Meter, most_tokens
 from relay.http.positions import Positions, check_position
 from relay.http.turns import Pace, Turns
@@ -78,13 +79,14 @@ class Endpoint(ABC, Generic[Request]):
         config: GatewayConfig,
         meter: Meter,
         turns: Turns,
+        holdings: Holdings,
         *,
         share_prefix_cache: bool = False,
     ) -> None:
         self._turns = turns
         self._gateway, self._tokenizer, self._template = gateway, tokenizer, template
         self._served, self._config, self._meter = served, config, meter
-        self._share_prefix_cache = share_prefix_cache
+        self._holdings, self._share_prefix_cache = holdings, share_prefix_cache
 
     async def answer(self, exchange: Exchange) -> None:
         """Raises RequestError while nothing has been sent."""
@@ -109,7 +111,8 @@ class Endpoint(ABC, Generic[Request]):
             self._gateway.submit(flight)
             await pace.breathe()
 
-        await self._run(exchange, request, prompts, choices, bell, timeout_s, submit)
+        with self._holdings.hold(exchange.caller.name, [choice.flight for choice in choices], whole=not options.stream):
+            await self._run(exchange, request, prompts, choices, bell, timeout_s, submit)
 
     async def resume(self, exchange: Exchange, envelope: Envelope, held: Mapping[str, Held], seen: Mapping[int, Seen]) -> None:
         """Go on with a stream that another gateway began, or this one before its client left. Raises RequestError."""
@@ -131,7 +134,8 @@ class Endpoint(ABC, Generic[Request]):
             """Without a pause between choices: who resumes the stream after us takes all of them."""
             self._gateway.take_over(flight, held[flight.request_id].decode)
 
-        await self._run(exchange, request, prompts, choices, bell, exchange.time_left_s(), take_over)
+        with self._holdings.hold(exchange.caller.name, [choice.flight for choice in choices], whole=False):
+            await self._run(exchange, request, prompts, choices, bell, exchange.time_left_s(), take_over)
 
     async def _run(
         self,

@@ -55,6 +55,7 @@ class GatewayMetrics:
         self.registry = r = CollectorRegistry()
         self.requests = Counter("relay_requests", "Answered requests", ["route", "status"], registry=r)
         self.in_flight = Gauge("relay_requests_in_flight", "Sequences submitted and not ended", registry=r)
+        self.held_bytes = Gauge("relay_gateway_held_bytes", "What running requests may come to take, by what they ask for", registry=r)
         self.events = Counter("relay_attempts", "Attempts by what became of them", ["event"], registry=r)
         self.prompt_tokens = Counter("relay_prompt_tokens", "Prompt tokens of answered requests", registry=r)
         self.cached_tokens = Counter("relay_cached_prompt_tokens", "Of these, found in a prefix cache", registry=r)
@@ -97,6 +98,7 @@ class RouterMetrics:
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
         self.queued = Gauge("relay_router_queued", "Attempts waiting for a place", registry=r)
+        self.queued_bytes = Gauge("relay_router_queued_bytes", "What they take, at most", registry=r)
         self.placed = Gauge("relay_router_placed", "Attempts that hold a place", registry=r)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from relay.messages import Admit, Key
+from relay.policy.weight import admit_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,14 @@ class WaitingLine:
         self._heap: list[tuple[int, bool, int, Key]] = []
         self._waiting: dict[Key, tuple[int, Queued]] = {}
         self._numbers = itertools.count()
+        self.n_bytes = 0
 
     def add(self, queued: Queued) -> None:
         admit, number = queued.admit, next(self._numbers)
         key = admit.request_id, admit.attempt
+        self.remove(key)
         self._waiting[key] = number, queued
+        self.n_bytes += admit_bytes(admit)
         heapq.heappush(self._heap, (admit.priority, admit.attempt == 1 and not queued.declined, number, key))
 
     def first(self) -> Queued | None:
@@ -43,7 +47,10 @@ class WaitingLine:
 
     def remove(self, key: Key) -> Queued | None:
         found = self._waiting.pop(key, None)
-        return found[1] if found is not None else None
+        if found is None:
+            return None
+        self.n_bytes -= admit_bytes(found[1].admit)
+        return found[1]
 
     def __contains__(self, key: Key) -> bool:
         return key in self._waiting
