@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.errors import InvalidRequest
-from relay.openai.body import MAX_CONTAINERS, MAX_DEPTH
+from relay.openai.body import MAX_CONTAINERS, MAX_DEPTH, shape
 from relay.openai.chat import parse_chat
 from relay.openai.completion import parse_completion
 
@@ -53,8 +53,12 @@ BYTES: list[tuple[str, bytes, str | None, str]] = [
     ("1000 arrays deep", b'{"prompt":' + b"[" * 1000 + b"]" * 1000 + b"}", None, "too deep"),
     ("objects deep", b'{"metadata":' * 65 + b"1" + b"}" * 65, None, "too deep"),
     ("depth bomb", b"[" * 1_000_000, None, "arrays and objects"),
-    ("unclosed depth bomb", b'{"a":' * 50_000, None, "too deep"),
+    ("unclosed depth bomb", b'{"a":' * 30_000, None, "too deep"),
     ("many containers", b'{"a":[' + b"[]," * MAX_CONTAINERS + b"[]]}", None, "arrays and objects"),
+    ("many keys", b"{" + b",".join(b'"k%d":1' % i for i in range(70_000)) + b"}", None, "keys"),
+    ("many strings", b'{"prompt":["' + b'","' * 140_000 + b'"]}', None, "strings"),
+    ("many values", b'{"prompt":[' + b"1," * 1_100_000 + b"1]}", None, "values"),
+    ("key twice deep inside", b'{"a":[1,{"b":[{"c":1,"c":2}]}]}', "c", "twice"),
     ("key twice", b'{"prompt":"x","max_tokens":1,"max_tokens":2}', "max_tokens", "twice"),
     ("key twice, once escaped", b'{"prompt":"x","\\u0070rompt":"y"}', "prompt", "twice"),
     ("key twice inside", b'{"prompt":"x","logit_bias":{"1":1,"1":2}}', "1", "twice"),
@@ -378,6 +382,27 @@ _NAMES = (
     st.sampled_from(["role", "content", "type", "text", "tool_calls", "function", "name", "arguments", "include_usage", "7"]) | st.text()
 )
 _VALUES = st.recursive(_PLAIN, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_NAMES, inner, max_size=4), max_leaves=12)
+
+
+def _brackets_and_keys(value: Any) -> tuple[str, int]:
+    match value:
+        case dict():
+            inner = [_brackets_and_keys(each) for each in value.values()]
+            return f"[{''.join(text for text, _ in inner)}]", len(value) + sum(n for _, n in inner)
+        case list():
+            inner = [_brackets_and_keys(each) for each in value]
+            return f"[{''.join(text for text, _ in inner)}]", sum(n for _, n in inner)
+        case _:
+            return "", 0
+
+
+@settings(deadline=None)
+@given(st.recursive(st.text('ab"\\[]{}:,\n'), lambda inner: st.lists(inner) | st.dictionaries(st.text('a"\\:{'), inner), max_leaves=20))
+def test_the_look_at_a_body_in_pieces_sees_what_is_outside_its_strings(value: Any) -> None:
+    brackets, n_keys = _brackets_and_keys(value)
+    body = json.dumps(value).encode()
+    for piece_bytes in (2, 3, 7, 1000):
+        assert shape(body, piece_bytes) == (brackets.encode(), n_keys)
 
 
 def _served_or_refused(body: bytes) -> None:
