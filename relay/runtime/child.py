@@ -61,6 +61,10 @@ class Child:
         finally:
             os.close(fd)
 
+    def scheduled_ns(self) -> tuple[int, int]:
+        """How long its threads have run, and have been runnable and waiting for a core, all told; zeros if that cannot be read."""
+        return scheduled_ns(self.pid)
+
     async def fence(self) -> str:
         """Kill if need be, reap, and say how it ended. Afterwards it writes no memory and has none."""
         with trio.CancelScope(shield=True):
@@ -72,7 +76,7 @@ class Child:
 
 
 def scheduled_ns(pid: int) -> tuple[int, int]:
-    """How long the threads of a process have run, and have been runnable and waiting for a core, all told; zeros if that cannot be read."""
+    """See `Child.scheduled_ns`."""
     ran = waited = 0
     try:
         for task in os.listdir(f"/proc/{pid}/task"):

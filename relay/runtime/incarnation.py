@@ -16,7 +16,7 @@ import trio
 
 from relay.config import RuntimeConfig
 from relay.errors import FrameTooLarge, RuntimeFault
-from relay.runtime.child import Child, scheduled_ns
+from relay.runtime.child import Child
 from relay.runtime.control import Outbox, close_all
 from relay.runtime.frames import Answer, Ask, Control, Crashed, Fault, Heartbeat, Leave, Ready, Start
 from relay.runtime.suspicion import Blame, blame_of
@@ -161,8 +161,8 @@ class Incarnation:
     def _look_at_cores(self) -> None:
         """Whether it waited for a core, or ran, for a good part of the last round. If it waits, others have the cores, and killing it would
         not help; one that runs is at something that will end. A stopped or deadlocked process does neither."""
-        if self.pid is not None:
-            now, (ran, waited) = trio.current_time(), scheduled_ns(self.pid)
+        if self._child is not None:
+            now, (ran, waited) = trio.current_time(), self._child.scheduled_ns()
             before, (ran_before, waited_before) = self._scheduled
             self._scheduled = now, (ran, waited)
             self._starved = waited - waited_before > _STARVED_SHARE * 1e9 * (now - before)

@@ -15,10 +15,18 @@ _CALM_S = 2.0
 
 class Spares:
     """Keeps `count` of them while `run` runs. A spare knows that it is one by finding no `Start` when it comes up. `on_started` is told of
-    each one's pid."""
+    each one's pid. `child` starts a process in the place of `command`: the simulation's."""
 
-    def __init__(self, command: Sequence[str], count: int, all_up: Callable[[], bool], on_started: Callable[[int], None]) -> None:
-        self._command, self._count, self._all_up, self._on_started = tuple(command), count, all_up, on_started
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        all_up: Callable[[], bool],
+        on_started: Callable[[int], None],
+        child: Callable[[], Child] | None = None,
+    ) -> None:
+        self._count, self._all_up, self._on_started = count, all_up, on_started
+        self._child: Callable[[], Child] = child if child is not None else lambda: Child(tuple(command))
         self._waiting: list[Child] = []
         self._wanted = trio.Event()
 
@@ -29,7 +37,7 @@ class Spares:
             if child.is_alive():
                 return child
             child.close()
-        return Child(self._command)
+        return self._child()
 
     def refill(self) -> None:
         """All are up: a good moment, if it stays like this."""
@@ -47,7 +55,7 @@ class Spares:
                 self._wanted = trio.Event()
                 await trio.sleep(_CALM_S)
                 while self._all_up() and len(self._waiting) < self._count:
-                    self._waiting.append(Child(self._command))
+                    self._waiting.append(self._child())
                     self._on_started(self._waiting[-1].pid)
         finally:
             for child in self._waiting:

@@ -24,6 +24,7 @@ import trio
 from relay.config import RuntimeConfig
 from relay.errors import FrameTooLarge, StartError
 from relay.runtime.asks import Asks, Handler
+from relay.runtime.child import Child
 from relay.runtime.frames import Answer, Answers, Ask, Control, Drain, Fault, Leave, Ready, Start, WorkerDown, WorkerUp
 from relay.runtime.incarnation import Death, Incarnation
 from relay.runtime.peers import socket_name
@@ -118,6 +119,7 @@ class Supervisor:
     """`command` starts a worker once its control descriptor's number and our pid are added: [sys.executable, "-m", "relay.worker"].
 
     `on_event` is told what `OnEvent` lists. `on_ask(kind, body)` is the root's own answer to whole-server questions, None if it has none.
+    `child` starts a worker in the place of `command`: the simulation's.
     """
 
     def __init__(
@@ -128,12 +130,13 @@ class Supervisor:
         command: Sequence[str],
         on_event: OnEvent | None = None,
         on_ask: Handler | None = None,
+        child: Callable[[], Child] | None = None,
     ) -> None:
         names = [spec.name for spec in specs]
         if len(dict.fromkeys(names)) != len(names) or any("/" in name or not name for name in names):
             raise StartError(f"worker names must differ, and be file names: {', '.join(names)}")
         self._run_dir, self._settings, self._on_event = run_dir, settings, on_event
-        self._spares = Spares(command, settings.spares, self._all_up, lambda pid: self._tell_event("spare_started", pid=pid))
+        self._spares = Spares(command, settings.spares, self._all_up, lambda pid: self._tell_event("spare_started", pid=pid), child)
         self._members = {spec.name: _Member(spec, self._policy(spec.name)) for spec in specs}
         self._asks = Asks(on_ask)
         self._suspicion = Suspicion()

@@ -22,8 +22,6 @@ from relay.simulation.watched_engine import WatchedEngine
 if TYPE_CHECKING:
     from relay.simulation.life import Life
 
-_LETS_THE_LOOP_RUN = 0.3
-
 
 class SimulatedCompute(ComputeThread[Job, StepReport]):
     """`relay.engine.host.Compute`. step: that the engine has begun last."""
@@ -65,7 +63,7 @@ class SimulatedCompute(ComputeThread[Job, StepReport]):
         async def goes_on() -> None:
             self._pass_on()
             await asked()
-            await self._life.computes()
+            await self._life.runs()
 
         self._strand.wait_for(goes_on)
 
@@ -109,7 +107,8 @@ class SimulatedCompute(ComputeThread[Job, StepReport]):
         async def watched() -> None:
             self._life.reached("step ended")
 
-        self.wait_for(watched)
+        if self._life.world.faults.wait_for("step ended"):
+            self.wait_for(watched)
 
 
 class _Queue:
@@ -134,7 +133,7 @@ class _Queue:
 
     def empty(self) -> bool:
         """On the thread. Something may come as it is asked."""
-        if self._draw.random() < _LETS_THE_LOOP_RUN:
+        if self._draw.random() < self._life.world.scenario.pace.yields:
             self._compute.wait_for(self._passes)
         return not self.waiting
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from relay.runtime.frames import Fault
+
 if TYPE_CHECKING:
     from relay.simulation.life import Life
     from relay.simulation.world import World
@@ -18,11 +20,11 @@ if TYPE_CHECKING:
 _MAIL = ("Announced", "Cached", "Admit", "Expect", "Placed", "Declined", "Prefill", "Tokens", "Prefilled", "Revoke", "Returned", "Left")
 _MORE_MAIL = ("Displaced", "Cancel", "Refused", "Up", "Down")
 _STEP = ("step begun", "rows computed", "blocks pushed", "all computed", "step ended")
-_ACTIONS = ("kill", "kill", "kill", "kill", "crash", "hang", "jam", "pause", "pause", "cut", "cut", "corrupt", "corrupt", "drain", "drain")
+_ACTIONS = ("kill", "kill", "kill", "end", "crash", "hang", "jam", "pause", "pause", "cut", "cut", "corrupt", "corrupt", "drain", "drain")
 
 
 @dataclass(slots=True)
-class Fault:
+class PlannedFault:
     """`point` empty: at `at_s`, to `worker`; else to whoever reaches it for the `left`-th time."""
 
     action: str
@@ -32,7 +34,7 @@ class Fault:
     left: int
 
 
-def draw_faults(draw: random.Random, workers: tuple[str, ...], spread_s: float) -> list[Fault]:
+def draw_faults(draw: random.Random, workers: tuple[str, ...], spread_s: float) -> list[PlannedFault]:
     faults = []
     favourite = draw.choice((None, None, draw.choice(workers)))
     for _ in range(draw.choice((0, 1, 1, 2, 3, 4, 6))):
@@ -44,16 +46,16 @@ def draw_faults(draw: random.Random, workers: tuple[str, ...], spread_s: float) 
         elif draw.random() < 0.4:
             point = ""
         worker = favourite or draw.choice(workers)
-        faults.append(Fault(action, 1.75 * spread_s * draw.random(), worker, point, draw.choice((1, 2, 4, 9)) if point else 0))
+        faults.append(PlannedFault(action, 1.75 * spread_s * draw.random(), worker, point, draw.choice((1, 2, 4, 9)) if point else 0))
     return faults
 
 
 class Faults:
     """Of one run. Every fault strikes once. `n_corrupted`: pushes damaged."""
 
-    def __init__(self, world: "World", plan: list[Fault]) -> None:
+    def __init__(self, world: "World", plan: list[PlannedFault]) -> None:
         self._world, self._draw = world, world.draw_of("faults")
-        self._waiting: dict[str, list[Fault]] = {}
+        self._waiting: dict[str, list[PlannedFault]] = {}
         self.n_corrupted = self.n_struck = 0
         self.enabled = True
         for fault in plan:
@@ -61,6 +63,10 @@ class Faults:
                 self._waiting.setdefault(fault.point, []).append(fault)
             else:
                 world.agenda.after(fault.at_s, partial(self._strike_worker, fault))
+
+    def wait_for(self, point: str) -> bool:
+        """Whether any fault is to strike there."""
+        return bool(self._waiting.get(point))
 
     def reached(self, point: str, life: "Life") -> None:
         waiting = self._waiting.get(point)
@@ -71,36 +77,34 @@ class Faults:
                     waiting.remove(fault)
                     self._strike(fault, life)
 
-    def _strike_worker(self, fault: Fault) -> None:
+    def _strike_worker(self, fault: PlannedFault) -> None:
         life = self._world.supervisor.life_of(fault.worker)
         if life is not None and self.enabled:
             self._strike(fault, life)
 
-    def _strike(self, fault: Fault, life: "Life") -> None:
+    def _strike(self, fault: PlannedFault, life: "Life") -> None:
         agenda, pace, draw = self._world.agenda, self._world.scenario.pace, self._draw
         self.n_struck += 1
         self._world.trace.note(f"{fault.action} {life} at {fault.point or 'its time'}")
         match fault.action:
             case "kill":
-                life.die("killed on request")
+                life.die("SIGKILL")
+            case "end":
+                self._world.supervisor.supervisor.kill(life.name)
             case "crash":
-                life.die("crashed", blame="step")
+                life.die("SIGSEGV")
             case "hang":
                 life.pause()
-                agenda.after(pace.hang_s, lambda: life.die("silent", blame="anybody"))
             case "jam":
-                if life.compute is not None:
-                    life.jam()
-                    agenda.after(pace.hang_s, lambda: life.die("hung", blame="step"))
+                life.jam()
             case "pause":
                 life.pause()
-                agenda.after(pace.hang_s * 0.95 * draw.random(), life.go_on)
+                agenda.after(pace.silent_s * 0.6 * draw.random(), life.go_on)
             case "cut":
                 self._cut(life)
             case "drain":
-                if not life.draining and not life.name.startswith("router"):
-                    life.spawn(life.drain)
-                    agenda.after(pace.drain_s + 0.3, lambda: life.die("did not drain in time"))
+                if not life.name.startswith("router"):
+                    self._world.supervisor.supervisor.recycle(life.name, pace.drain_s + 0.3)
             case "corrupt":
                 if life.compute is not None:
                     life.compute.corrupt()
@@ -117,5 +121,5 @@ class Faults:
             link.cut_until = max(link.cut_until, trio.current_time() + length_s)
         self._world.trace.note(f"between {life} and {other} for {length_s:.4f} s")
         if length_s > deadline_s:
-            accused = self._draw.choice((life, other))
-            self._world.agenda.after(deadline_s, lambda: accused.die("not reached"))
+            one, two = self._draw.sample((life, other), 2)
+            self._world.agenda.after(deadline_s, lambda: one.child.say(Fault(worker=two.name, epoch=two.epoch)))

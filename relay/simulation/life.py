@@ -15,10 +15,9 @@ from relay.kv.book import BlockBook
 from relay.kv.pools import Pools
 from relay.messages import Address, Message
 from relay.policy.batching import StepClock
-from relay.runtime.frames import WorkerDown
+from relay.runtime.frames import Ready, WorkerDown
 from relay.runtime.mailbox import Mailbox
 from relay.runtime.node import Context, Node
-from relay.runtime.suspicion import Blame
 from relay.simulation.compute import SimulatedCompute
 from relay.simulation.guesses import OracleDrafter
 from relay.simulation.machine import Machine
@@ -28,6 +27,7 @@ from relay.simulation.scenario import N_LAYERS, VOCAB_SIZE, WorkerPlan, layout
 from relay.simulation.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
+    from relay.simulation.child import SimulatedChild
     from relay.simulation.world import World
 
 MODEL = "modelled"
@@ -37,8 +37,8 @@ Actor = GatewayActor | RouterActor | PrefillActor | DecodeActor
 class Life:
     """`known`: the lives that this one has been told are up. `links`: its own to them, one direction each."""
 
-    def __init__(self, world: "World", plan: WorkerPlan, epoch: int) -> None:
-        self.world, self.plan, self.name, self.epoch = world, plan, plan.name, epoch
+    def __init__(self, world: "World", plan: WorkerPlan, epoch: int, child: "SimulatedChild") -> None:
+        self.world, self.plan, self.name, self.epoch, self.child = world, plan, plan.name, epoch, child
         self.key = plan.name, epoch
         self.addresses = tuple(Address(actor, epoch) for actor in plan.actors)
         self.node = Node(plan.name, epoch, window=world.scenario.window, hold_early=True)
@@ -49,7 +49,7 @@ class Life:
         self._unopened: dict[Life, list[Callable[[], None]]] = {}
         self._held: list[Callable[[], None]] = []
         self._stops = self._jams = 0
-        self._go, self._unjammed = trio.Event(), trio.Event()
+        self._go, self._unjammed, self._hurry = trio.Event(), trio.Event(), trio.Event()
         self._go.set()
         self._unjammed.set()
         self.board = MemoryBoard()
@@ -122,8 +122,8 @@ class Life:
                     if self.compute is not None:
                         self.nursery.start_soon(self.host.run)
                     await trio.lowlevel.checkpoint()
-                    self.world.supervisor.ready(self)
-                    await trio.sleep_forever()
+                    self.child.say(Ready(actors=tuple(self.actors)))
+                    await self.child.beat()
         except Exception:
             if not self.dead:
                 raise
@@ -156,27 +156,35 @@ class Life:
             for arrive in held:
                 arrive()
 
+    @property
+    def is_jammed(self) -> bool:
+        return not self._unjammed.is_set()
+
     def jam(self) -> None:
         """A step that never ends."""
         self._unjammed = trio.Event()
 
-    def die(self, reason: str, *, blame: Blame = "nobody", drained: bool = False) -> None:
-        """From this instant on nothing leaves it. `blame`: whether who was in its step is under suspicion, and what a lone step proves."""
+    def die(self, how: str) -> None:
+        """From this instant on nothing leaves it. `how`: as `Child.fence` says it."""
         if self.dead:
             return
         self.dead = True
-        self.world.trace.note(f"{self} dies: {reason}")
+        self.world.trace.note(f"{self} dies: {how}")
         self.scope.cancel()
         self._go.set()  # for who waits outside; what is inside is cancelled already
         self._held.clear()
-        if not drained:
+        if how != "exit 0":
             for link in self.links.values():
                 link.sender_died()
-        suspects, lone = self.board.notice if blame != "nobody" else ((), False)
-        self.world.supervisor.reap(self, reason, suspects, lone, blame)
+        self.world.supervisor.died(self, how)
+        self.child.ends(how)
 
-    async def drain(self) -> None:
+    async def drain(self, *, at_once: bool = False) -> None:
         """What `relay.worker` does when it is told to drain; then the process ends by itself, and everything it said arrives."""
+        if at_once:
+            self._hurry.set()
+        if self.draining:
+            return
         self.draining = True
         async with trio.open_nursery() as nursery:
             for actor in self.actors.values():
@@ -187,14 +195,14 @@ class Life:
         for actor in self.actors.values():
             if isinstance(actor, GatewayActor):
                 with trio.move_on_after(self.world.scenario.pace.drain_s):
-                    while actor.n_flights:
+                    while actor.n_flights and not self._hurry.is_set():
                         await trio.sleep(0.01)
                 await self.runs()
                 actor.end_all(Draining("the server went down before this was finished"))
                 while any(connection.life is self and not connection.outcome for connection in self.world.connections()):
                     await trio.sleep(0.01)
         await self.runs()
-        self.die("drained", drained=True)
+        self.die("exit 0")
 
     async def _drain_decode(self, actor: DecodeActor) -> None:
         began_s, within_s = trio.current_time(), self.world.scenario.pace.drain_s

@@ -102,7 +102,7 @@ class Launched:
             poison = [part.sequence.request_id for part in step.parts if self._is_poison(part.sequence)]
             if poison and not self._life.dead:
                 world.watch.poisoned(poison)
-                self._life.die("poisoned", blame="step")
+                self._life.die("SIGSEGV")
             self._life.reached("rows computed")
         checksums = []
         pushed = [part.sequence for part in step.parts if part.sequence.target is not None]

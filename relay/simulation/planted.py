@@ -8,7 +8,8 @@ _NODE, _LOG, _AHEAD = "relay.runtime.node", "relay.engine.token_log", "relay.eng
 _ENGINE, _LINE, _ROWS, _SPECULATION, _STEP = (f"relay.engine.{name}" for name in ("engine", "line", "rows", "speculation", "step"))
 _ARRIVALS = "relay.engine.arrivals"
 _LIFE, _MACHINE, _FAULTS = "relay.simulation.life", "relay.simulation.machine", "relay.simulation.faults"
-_THREAD = "relay.runtime.compute"
+_THREAD, _SUPERVISOR, _INCARNATION, _RESTART = (f"relay.runtime.{name}" for name in ("compute", "supervisor", "incarnation", "restart"))
+_CHILD = "relay.simulation.child"
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
     # --- cancels
@@ -385,6 +386,50 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "        (Span.DECODE_INTERFERENCE, step.computed_ns),\n"
             "        (Span.DECODE_HOST, ended),\n",
             "",
+        ),
+    ),
+    # --- the supervisor
+    "a death is told before the dead is reaped": (
+        (_INCARNATION, "            ended = await child.fence()\n", "            child.kill()\n            ended = 'SIGKILL'\n"),
+    ),
+    "a step that hangs is nobody's": ((_INCARNATION, "        elif self._late_step != beat.steps:\n", "        elif True:\n"),),
+    "nobody is suspected of a step that hangs": (
+        (
+            _INCARNATION,
+            '(runtime.hang_s is {self._settings.hang_s:g})",\n                blame="step",\n',
+            '(runtime.hang_s is {self._settings.hang_s:g})",\n',
+        ),
+    ),
+    "who is silent is left alone": (
+        (_INCARNATION, '            elif self.state != "draining" and now', "            elif self.pid == 0 and now"),
+    ),
+    "restarts do not wait longer and longer": (
+        (
+            _RESTART,
+            "        return float(min(self._first_s * 2.0 ** min(n - 1, 60), self._most_s))\n",
+            "        return float(self._first_s)\n",
+        ),
+    ),
+    "a worker rests though nobody serves in its place": (
+        (
+            _SUPERVISOR,
+            "            if not roles or not all(any(other.serves(role) for other in others) for role in roles):\n",
+            "            if False:\n",
+        ),
+    ),
+    "the server gives up at the first death": ((_RESTART, "        if n <= self._max:\n", "        if False:\n"),),
+    "all ranks drain at once": (
+        (
+            _SUPERVISOR,
+            "            members = [member for member in self._members.values() if member.spec.drain_rank == rank]\n",
+            "            members = list(self._members.values())\n",
+        ),
+    ),
+    "a worker that has drained does not start again": (
+        (
+            _SUPERVISOR,
+            "            if member.drain.is_set():\n                break\n",
+            "            if member.drain.is_set() or death.announced:\n                break\n",
         ),
     ),
 }

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from relay.config import RouterConfig
+from relay.config import RouterConfig, RuntimeConfig
 from relay.engine import modelled_runner
 from relay.kv.layout import KVLayout
 from relay.messages import Sampling, Stopping
@@ -25,6 +25,11 @@ class WorkerPlan:
     actors: dict[str, bool]
     n_blocks: int = 0
     starts_s: float = 0.0
+    drain_rank: int = 2
+
+    def roles(self, *, reserve: bool = False) -> tuple[str, ...]:
+        """All that it can do, or what it does in reserve only."""
+        return tuple(name.partition("/")[0] for name, in_reserve in self.actors.items() if in_reserve or not reserve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +69,37 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast the world is. detect_s: death to its reaping. told_s: from there to each worker. take_s: an actor's time for a message."""
+    """How fast the world is.
+
+    detect_s: from a kill to the death, and from there to its reaping. told_s: from there to each worker. take_s: an actor's time for a
+    message. yields: how often the loop runs for a while as the compute thread looks for jobs.
+    """
 
     delay: Delay
     detect_s: float
     told_s: float
-    backoff_s: float
     load_s: float
     take_s: float
     report_s: float
     tile_ms: float
-    hang_s: float
+    silent_s: float
     link_deadline_s: float
     grace_s: float
     drain_s: float
+    yields: float
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`spread_s`: requests come, and faults strike, within it. beside: steps are computed beside the compute thread."""
+    """`spread_s`: requests come, and faults strike, within it. beside: steps are computed beside the compute thread.
+    stops_s: the server is told to drain then; 0 for never.
+    """
 
     workers: tuple[WorkerPlan, ...]
     visits: tuple[Visit, ...]
     pace: Pace
     router: RouterConfig
+    runtime: RuntimeConfig
     window: int
     max_attempts: int
     max_running: int
@@ -98,6 +110,7 @@ class Scenario:
     draft_rows: int
     beside: bool
     verify_bytes_per_ms: int
+    stops_s: float
 
     @property
     def needs_patience(self) -> bool:
@@ -114,10 +127,12 @@ def draw_scenario(draw: random.Random) -> Scenario:
     max_context = draw.choice((16, 40, 40, 72))
     workers = _workers(draw, max_context)
     spread_s = draw.choice((0.01, 0.05, 0.2, 0.6))
+    pace = _pace(draw)
+    window = draw.choice((1, 2, 4, 8, 4096, 4096, 4096))
     return Scenario(
         workers=workers,
         visits=_visits(draw, max_context, spread_s, sum(worker.name.startswith("gateway") for worker in workers)),
-        pace=_pace(draw),
+        pace=pace,
         router=RouterConfig(
             placement=draw.choice(("kv_aware", "kv_aware", "least_loaded", "round_robin")),
             local_prefill_tokens=draw.choice((0, 0, 4, 16, 1000)),
@@ -126,7 +141,8 @@ def draw_scenario(draw: random.Random) -> Scenario:
             expected_tokens=draw.choice((1, 8, 256)),
             kv_overcommit=draw.choice((0.0, 0.5, 1.0)),
         ),
-        window=draw.choice((1, 2, 4, 8, 4096, 4096, 4096)),
+        runtime=_runtime(draw, pace, window),
+        window=window,
         max_attempts=draw.choice((3, 5, 5, 8)),
         max_running=draw.choice((1, 2, 4, 64)),
         max_chunk_tokens=draw.choice((1, 5, 16, 512)),
@@ -136,14 +152,15 @@ def draw_scenario(draw: random.Random) -> Scenario:
         draft_rows=draw.choice((0, 0, 4, 8)),
         beside=draw.random() < 0.7,
         verify_bytes_per_ms=draw.choice((1, 1 << 20)),
+        stops_s=spread_s * draw.random() if draw.random() < 0.06 else 0.0,
     )
 
 
 def _workers(draw: random.Random, max_context: int) -> tuple[WorkerPlan, ...]:
     least = -(-max_context // BLOCK_TOKENS)
     starts: Callable[[], float] = lambda: draw.choice((0.0, 0.0, 0.0, 0.05)) * draw.random()  # noqa: E731
-    workers = [WorkerPlan(f"gateway-{i}", {f"gateway/{i}": False}, starts_s=starts()) for i in range(draw.choice((1, 1, 2)))]
-    workers.append(WorkerPlan("router-0", {"router/0": False}, starts_s=starts()))
+    workers = [WorkerPlan(f"gateway-{i}", {f"gateway/{i}": False}, starts_s=starts(), drain_rank=0) for i in range(draw.choice((1, 1, 2)))]
+    workers.append(WorkerPlan("router-0", {"router/0": False}, starts_s=starts(), drain_rank=1))
     shape = draw.choice(("disaggregated", "disaggregated", "aggregated", "mixed", "reserve"))
     n_prefill, n_decode, n_both = {
         "disaggregated": (draw.choice((1, 1, 2, 3)), draw.choice((1, 1, 2, 3)), 0),
@@ -174,15 +191,33 @@ def _pace(draw: random.Random) -> Pace:
         delay=delay,
         detect_s=draw.choice((0.0, 0.005, 0.01)),
         told_s=draw.choice((0.0, 0.003, 0.1)),
-        backoff_s=draw.choice((0.0, 0.05, 0.3)),
         load_s=draw.choice((0.0, 0.02)),
         take_s=draw.choice((0.0, 0.0, 0.0003, 0.002)),
         report_s=draw.choice((0.0, 0.0, 0.001, 0.004)),
         tile_ms=draw.choice((0.3, 1.0, 4.0)),
-        hang_s=draw.choice((0.05, 0.15)),
+        silent_s=draw.choice((0.15, 0.4)),
         link_deadline_s=draw.choice((0.06, 10.0)),
         grace_s=draw.choice((0.05, 0.5)),
         drain_s=draw.choice((0.02, 0.3)),
+        yields=draw.choice((0.0, 0.2, 0.2, 0.5)),
+    )
+
+
+def _runtime(draw: random.Random, pace: Pace, window: int) -> RuntimeConfig:
+    """No step lasts as long as `hang_s`."""
+    backoff_s = draw.choice((0.0, 0.02, 0.3))
+    return RuntimeConfig(
+        heartbeat_s=pace.silent_s / 2.5,
+        silent_s=pace.silent_s,
+        hang_s=1.0,
+        ready_within_s=5.0,
+        link_deadline_s=pace.link_deadline_s,
+        max_restarts=draw.choice((1000,) * 6 + (0, 1)),
+        within_s=draw.choice((60.0, 0.5)),
+        first_backoff_s=backoff_s,
+        most_backoff_s=draw.choice((1, 4)) * backoff_s,
+        spares=draw.choice((0, 0, 1)),
+        window=window,
     )
 
 

@@ -240,7 +240,7 @@ class Watch:
     def poisoned(self, request_ids: list[str]) -> None:
         """A worker is about to die of these. Each kills in company once, and once more alone; then its gateway knows, if it lives. What had
         been sent on behalf of it by then may kill once or twice more."""
-        if any(member.epoch > 1 for name, member in self._world.supervisor.members.items() if name.startswith("gateway")):
+        if self._world.supervisor.has_restarted("gateway"):
             return
         visits = {client.name: client.visit for client in self._world.clients}
         for request_id in request_ids:

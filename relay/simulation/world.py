@@ -12,8 +12,8 @@ from relay.simulation.faults import Faults, draw_faults
 from relay.simulation.judge import problems
 from relay.simulation.life import Life
 from relay.simulation.network import Agenda, Link
+from relay.simulation.root import Root
 from relay.simulation.scenario import Scenario, draw_scenario
-from relay.simulation.supervisor import Supervisor
 from relay.simulation.trace import Trace
 from relay.simulation.violation import Violation
 from relay.simulation.watch import Watch
@@ -44,9 +44,10 @@ class World:
         self._draws: dict[str, random.Random] = {}
         self.scenario = scenario or draw_scenario(self.draw_of("scenario"))
         self.trace = Trace(log)
+        self.is_over = False
         self.agenda = Agenda(self.draw_of("agenda"))
         self.watch = Watch(self)
-        self.supervisor = Supervisor(self)
+        self.supervisor = Root(self)
         self.clients = [Client(self, i, visit) for i, visit in enumerate(self.scenario.visits)]
         self.poisonous = {client.name: client.visit.poison for client in self.clients if client.visit.poison is not None}
 
@@ -65,8 +66,10 @@ class World:
         async with trio.open_nursery() as self.nursery:
             plan = draw_faults(self.draw_of("plan"), tuple(worker.name for worker in self.scenario.workers), self.scenario.spread_s)
             self.faults = Faults(self, [] if self._is_quiet else plan)
-            self.supervisor.start()
+            self.nursery.start_soon(self.supervisor.run)
             self.nursery.start_soon(self.agenda.run)
+            if self.scenario.stops_s:
+                self.agenda.after(self.scenario.stops_s, lambda: self.nursery.start_soon(self.supervisor.stop))
             with trio.move_on_after(_CLIENTS_END_WITHIN_S) as patience:
                 async with trio.open_nursery() as clients:
                     for client in self.clients:
@@ -76,6 +79,7 @@ class World:
                 raise Violation("no ending", f"{', '.join(waiting)} wait after {_CLIENTS_END_WITHIN_S:g} s")
             self.faults.enabled = False
             await self._settle()
+            self.is_over = True
             self.nursery.cancel_scope.cancel()
         return self._outcome()
 

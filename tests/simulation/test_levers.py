@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from relay.config import RouterConfig
+from relay.config import RouterConfig, RuntimeConfig
 from relay.ledger.ledger import Ledger
 from relay.messages import Sampling, Stopping
 from relay.simulation import scheduler
@@ -46,10 +46,9 @@ def scenario(workers: tuple[WorkerPlan, ...], draft_rows: int, n_clients: int) -
     return Scenario(
         workers=(WorkerPlan("gateway-0", {"gateway/0": False}), WorkerPlan("router-0", {"router/0": False}), *workers),
         visits=(visit,) * n_clients,
-        pace=Pace(
-            hop, 0.0, 0.0, 0.0, 0.0, take_s=0.0, report_s=0.0, tile_ms=8.0, hang_s=9.0, link_deadline_s=9.0, grace_s=0.05, drain_s=0.05
-        ),
+        pace=Pace(hop, 0.0, 0.0, 0.0, 0.0, 0.0, tile_ms=8.0, silent_s=9.0, link_deadline_s=9.0, grace_s=0.05, drain_s=0.05, yields=0.0),
         router=RouterConfig(),
+        runtime=RuntimeConfig(spares=0),
         window=4096,
         max_attempts=3,
         max_running=64,
@@ -60,6 +59,7 @@ def scenario(workers: tuple[WorkerPlan, ...], draft_rows: int, n_clients: int) -
         draft_rows=draft_rows,
         beside=True,
         verify_bytes_per_ms=1 << 20,
+        stops_s=0.0,
     )
 
 

@@ -17,6 +17,8 @@ SAMPLE = (
     ("a waiter is forgotten", "waiter forgotten"),
     ("a step is begun though a job has come", "computed after its cancel"),
     ("nobody is suspected of a step that followed", "suspects"),
+    ("a step that hangs is nobody's", "no ending"),
+    ("a death is told before the dead is reaped", "told of a death"),
 )
 
 

@@ -12,13 +12,13 @@ from relay.simulation.world import simulate
 _REPLAY = "from relay.simulation.world import simulate\nfor seed in range({first}, {last}): print(simulate(seed).digest)"
 
 
-def test_no_law_is_broken_in_300_seeds() -> None:
+def test_no_law_is_broken_in_200_seeds() -> None:
     """`scripts/simulate --first SEED --trace` shows what happened in one that is printed here."""
-    total = sweep(0, 300, len(os.sched_getaffinity(0)))
+    total = sweep(0, 200, len(os.sched_getaffinity(0)))
     assert total.broken == []
-    assert total.n_seeds == 300
-    assert total.outcomes["answered"] > 700
-    assert total.n_deaths > 200, "or it proves little"
+    assert total.n_seeds == 200
+    assert total.outcomes["answered"] > 500
+    assert total.n_deaths > 150, "or it proves little"
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "77"])
