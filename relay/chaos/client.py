@@ -142,7 +142,7 @@ class ChaosClient:
     def _read_whole(self, outcome: Outcome, response: http.client.HTTPResponse) -> None:
         answer = json.loads(response.read())
         for choice in answer["choices"]:
-            outcome.texts[choice["index"]] = choice["text"]
+            outcome.texts[choice["index"]] = choice["text"] if "text" in choice else choice["message"]["content"]
             outcome.finishes[choice["index"]] = choice["finish_reason"]
         outcome.n_tokens = answer["usage"]["completion_tokens"]
         outcome.done = True

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import time
 from collections.abc import Callable
 
 from relay.chaos.server import ServerUnderTest
@@ -34,6 +35,18 @@ def _kill(role: str, points: tuple[str, ...]) -> Strike:
     return strike
 
 
+def _kill_9(server: ServerUnderTest, draw: random.Random) -> str:
+    """As the kernel or an operator would, which no step board hears of before; every other time two, the second while the first's requests
+    are under suspicion: of another worker, or of the same one's next life."""
+    names = sorted(name for name in server.workers() if not name.startswith("gateway"))
+    first = draw.choice(names)
+    server.kill(first, announced=False)
+    if draw.random() < 0.5:
+        time.sleep(draw.uniform(0.05, 1.2))
+        server.kill(draw.choice(names), announced=False)
+    return first
+
+
 def _stop(role: str) -> Strike:
     def strike(server: ServerUnderTest, draw: random.Random) -> str:
         worker = _pick(server, draw, role)
@@ -60,6 +73,7 @@ PLANS: dict[str, Strike] = {
     "kill-prefill": _kill("prefill", _PREFILL_POINTS),
     "kill-router": _kill("router", _ROUTER_POINTS),
     "kill-gateway": _kill("gateway", ()),
+    "kill-9": _kill_9,
     "stop-decode": _stop("decode"),
     "stop-prefill": _stop("prefill"),
     "cut-link": _cut,

@@ -28,9 +28,11 @@ _RUNTIME = {"allow_faults": True, "max_restarts": 100_000, "first_backoff_s": 0.
 class ServerUnderTest:
     """A context: started on a free port when entered, drained when left."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, **sections: dict[str, Any]) -> None:
+        """`sections`: values that replace the config's, and what chaos sets by itself."""
         self._raw = yaml.safe_load(config.read_text(encoding="utf-8"))
-        self._raw["runtime"] = {**(self._raw.get("runtime") or {}), **_RUNTIME}
+        for section, values in {**sections, "runtime": {**_RUNTIME, **sections.get("runtime", {})}}.items():
+            self._raw[section] = {**(self._raw.get(section) or {}), **values}
         self._folder = tempfile.TemporaryDirectory(prefix="relay-chaos-")
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -60,15 +62,25 @@ class ServerUnderTest:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end(60.0)
+        self._folder.cleanup()
+
+    def end(self, within_s: float) -> list[str]:
+        """Drain it; killed if it takes longer. What it left behind: processes, files of its own, and that it did not end by itself."""
         assert self._process is not None
+        left = []
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(60)
+                self._process.wait(max(0.0, within_s))
             except subprocess.TimeoutExpired:
+                left.append(f"it does not end within {within_s:.0f} s")
                 self._process.kill()
                 self._process.wait()
-        self._folder.cleanup()
+        if self._process.returncode:
+            left.append(f"it ended with {self._process.returncode}")
+        left += [f"process {pid} ({state})" for pid, state in self._session().items()]
+        return left + sorted(path.name for path in Path(self._folder.name).iterdir() if path.name not in ("chaos.yaml", "log"))
 
     def log(self) -> str:
         return self._log_path.read_text(errors="replace")
@@ -96,6 +108,10 @@ class ServerUnderTest:
         """The process table."""
         return {row["worker"]: row for row in self._processes()["workers"]}
 
+    def spares(self) -> list[int]:
+        """Process ids of those that wait to replace a dead worker."""
+        return list(self._processes()["spares"])
+
     def _processes(self) -> Any:
         return self._get("/admin/workers")
 
@@ -105,9 +121,10 @@ class ServerUnderTest:
         except OSError:
             return False
 
-    def kill(self, worker: str, sig: signal.Signals = signal.SIGKILL) -> bool:
-        """From outside; SIGKILL is announced first. Whether there was such a process."""
-        if sig == signal.SIGKILL:
+    def kill(self, worker: str, sig: signal.Signals = signal.SIGKILL, *, announced: bool = True) -> bool:
+        """From outside. A SIGKILL that is announced is told the worker's step board before, and is no sign against any request. Whether
+        there was such a process."""
+        if sig == signal.SIGKILL and announced:
             with suppress(OSError, http.client.HTTPException):  # it may have died, or be unable to answer
                 self.arm(worker, "now", "announce", within_s=2.0)
         pid = self.workers()[worker]["pid"]
@@ -142,28 +159,36 @@ class ServerUnderTest:
         assert self._process is not None
         table = self._processes()
         known = {row["pid"] for row in table["workers"]} | {*table["spares"], self._process.pid}
-        strays = 0
+        return sum(state != "Z" and pid not in known for pid, state in self._session().items())
+
+    def zombies(self) -> int:
+        """Processes of this server's session that have ended, and that their parent has not asked after."""
+        return list(self._session().values()).count("Z")
+
+    def _session(self) -> dict[int, str]:
+        """State of every process of this server's session."""
+        assert self._process is not None
+        found = {}
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) not in known:
+            if entry.name.isdigit():
                 try:
                     stat = (entry / "stat").read_text().rpartition(") ")[2].split()
                 except OSError:
                     continue
-                strays += int(stat[3]) == self._process.pid and stat[0] != "Z"
-        return strays
+                if int(stat[3]) == self._process.pid:
+                    found[int(entry.name)] = stat[0]
+        return found
+
+    def pids(self) -> dict[str, int]:
+        """Of the root, the workers and the spares, by name."""
+        assert self._process is not None
+        table = self._processes()
+        named = {"root": self._process.pid, **{row["worker"]: row["pid"] for row in table["workers"] if row["pid"] is not None}}
+        return {**named, **{f"spare {n}": pid for n, pid in enumerate(table["spares"])}}
 
     def memory_bytes(self) -> int:
         """Anonymous memory of all processes of the server. Pools and weights are not: their size is fixed."""
-        assert self._process is not None
-        table = self._processes()
-        total = 0
-        for pid in (self._process.pid, *table["spares"], *(row["pid"] for row in table["workers"])):
-            try:
-                status = Path(f"/proc/{pid}/status").read_text()
-            except OSError:
-                continue
-            total += sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
-        return total
+        return sum(anonymous_bytes(pid) for pid in self.pids().values())
 
     def _is_ready(self) -> bool:
         if not self.url:
@@ -182,3 +207,12 @@ class ServerUnderTest:
                 return json.loads(response.read())
         except (urllib.error.HTTPError, ValueError) as error:
             raise OSError(str(error)) from error
+
+
+def anonymous_bytes(pid: int) -> int:
+    """What a process has of its own; 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))

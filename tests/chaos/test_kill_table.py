@@ -13,8 +13,8 @@ from tests.running import ROOT
 @pytest.mark.parametrize("config", ["quickstart"])
 def test_the_kill_table_shows_nothing_lost(config: str, smollm2_path: Path) -> None:
     command = [sys.executable, "-m", "relay", "chaos", f"configs/{config}.yaml", "--json", "--tokens", "48", "--every", "0.2:0.8"]
-    plans = "kill-decode,kill-router,corrupt-push,cut-link"
-    done = subprocess.run([*command, "--plan", plans, "--requests", "40", "--concurrency", "8"], cwd=ROOT, capture_output=True, timeout=280)
+    plans = "kill-decode,kill-9,kill-router,corrupt-push,cut-link"
+    done = subprocess.run([*command, "--plan", plans, "--requests", "40", "--concurrency", "8"], cwd=ROOT, capture_output=True, timeout=580)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()[-2000:]
     rows = json.loads(done.stdout)["rows"]
     assert [row["plan"] for row in rows] == plans.split(",")
