@@ -24,7 +24,7 @@ from relay.engine.host import EngineHost
 from relay.engine.report import NO_NUMBER, Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId
 from relay.engine.token_log import TokenLog, TokenLogs
-from relay.errors import Overloaded
+from relay.errors import Overloaded, RequestError, RequestTooLarge
 from relay.kv.book import BlockBook
 from relay.kv.pool import KVPool
 from relay.kv.prefix import BlockKey, chain, namespace
@@ -331,14 +331,16 @@ class DecodeActor:
 
     def _refuse_resumable(self, message: Expect) -> None:
         """There is no room to remember it. One that has begun goes on, without being resumable; this one has not."""
-        key = message.admit.request_id, message.admit.attempt
-        full = Overloaded("", retry_after_s=1.0)
+        admit = message.admit
         text = "too much is remembered of resumable streams (gateway.max_logs_mib); try again later, or leave out X-Relay-Resume"
+        self._refuse(admit.gateway, (admit.request_id, admit.attempt), Overloaded(text, retry_after_s=1.0))
+        self._leave(message.router, (admit.request_id, admit.attempt), 0, finished=False)
+
+    def _refuse(self, gateway: Address, key: Key, error: RequestError) -> None:
         self._context.post(
-            message.admit.gateway,
-            Refused(request_id=key[0], attempt=key[1], code=full.code, message=text, retry_after_s=full.retry_after_s),
+            gateway,
+            Refused(request_id=key[0], attempt=key[1], code=error.code, message=error.message, retry_after_s=error.retry_after_s),
         )
-        self._leave(message.router, key, 0, finished=False)
 
     def _compute_here(self, entry: Entry, trail: Trail) -> None:
         """A short prompt is not worth a hand-over: its chunks run between our own steps."""
@@ -411,12 +413,14 @@ class DecodeActor:
         self._drop(entry)
 
     def _on_oversized(self, message: Oversized) -> None:
-        """A message about this attempt does not fit: nobody can compute it, or be told of it."""
+        """A message about this attempt does not fit: it cannot be computed, or told, here or elsewhere."""
         entry = self._entries.get((message.request_id, message.attempt))
         if entry is None:
             return
-        if entry.state in ("leased", "running"):
-            self._displace(entry, message.reason, convicted=True)
+        if entry.state in ("leased", "running") and entry.gateway is not None:
+            self._refuse(
+                entry.gateway, entry.key, RequestTooLarge(f"the request is too large to be passed on: {message.reason}; send less")
+            )
         if entry.state == "leased" and message.to == entry.prefill:
             self._drop(entry)  # it has never heard of the lease
         else:

@@ -57,12 +57,17 @@ class Faults:
         self._world, self._draw = world, world.draw_of("faults")
         self._waiting: dict[str, list[PlannedFault]] = {}
         self.n_corrupted = self.n_struck = 0
+        self.too_large: dict[str, None] = {}  # requests of which a message fitted in no frame
         self.enabled = True
         for fault in plan:
             if fault.point:
                 self._waiting.setdefault(fault.point, []).append(fault)
             else:
                 world.agenda.after(fault.at_s, partial(self._strike_worker, fault))
+        draw = world.draw_of("frames")  # of its own, so that what else happens in a seed stays what it was
+        if draw.random() < 0.2 and world.scenario.window >= 100:
+            worker, at_s = draw.choice(world.scenario.workers).name, 1.75 * world.scenario.spread_s * draw.random()
+            world.agenda.after(at_s, partial(self._outgrow, worker))
 
     def wait_for(self, point: str) -> bool:
         """Whether any fault is to strike there."""
@@ -76,6 +81,12 @@ class Faults:
                 if fault.left == 0:
                     waiting.remove(fault)
                     self._strike(fault, life)
+
+    def _outgrow(self, worker: str) -> None:
+        """The next attempt that it passes on is larger than a frame."""
+        life = self._world.supervisor.life_of(worker)
+        if life is not None and self.enabled:
+            life.n_too_large += 1
 
     def _strike_worker(self, fault: PlannedFault) -> None:
         life = self._world.supervisor.life_of(fault.worker)

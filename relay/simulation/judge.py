@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from relay.actors.decode import DecodeActor
 from relay.actors.gateway import Flight
 from relay.actors.router import RouterActor
-from relay.errors import DeadlineExceeded, Draining, Overloaded, PoisonRequest, StreamLost, Unavailable
+from relay.errors import DeadlineExceeded, Draining, Overloaded, PoisonRequest, RequestTooLarge, StreamLost, Unavailable
 from relay.policy.cache_index import CacheIndex, hints
 from relay.policy.poison import digest
 from relay.simulation.client import Client
@@ -69,6 +69,8 @@ def _is_explained(world: "World", connection: Connection) -> bool:
             return visit.deadline_s > 0
         case StreamLost():
             return visit.resumes and (visit.doubles or world.faults.n_struck > 0 or visit.patience_s < 100)
+        case RequestTooLarge():
+            return any(flight.request_id in world.faults.too_large for flight in connection.flights)
         case Draining():
             return connection.life.draining
         case _:

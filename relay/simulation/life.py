@@ -13,7 +13,7 @@ from relay.engine.host import EngineHost
 from relay.errors import Draining
 from relay.kv.book import BlockBook
 from relay.kv.pools import Pools
-from relay.messages import Address, Message
+from relay.messages import Address, Admit, Expect, Message, Prefill
 from relay.policy.batching import StepClock
 from relay.runtime.frames import Ready, WorkerDown
 from relay.runtime.mailbox import Mailbox
@@ -43,6 +43,8 @@ class Life:
         self.addresses = tuple(Address(actor, epoch) for actor in plan.actors)
         self.node = Node(plan.name, epoch, window=world.scenario.window, hold_early=True)
         self.dead = self.up = self.draining = False
+        self.n_too_large = 0  # so many of the next attempts that it passes on fit in no frame
+        self.sending: Message | None = None
         self.scope = trio.CancelScope()
         self.known: dict[Life, None] = {}
         self.links: dict[Life, Link] = {}
@@ -63,6 +65,16 @@ class Life:
 
     def __str__(self) -> str:
         return f"{self.name}@{self.epoch}"
+
+    def is_too_large(self, message: Message) -> bool:
+        """Whether this one fits in no frame: what carries a whole attempt, as it is sent, and no later."""
+        if self.n_too_large == 0 or message is not self.sending or not isinstance(message, Admit | Expect | Prefill):
+            return False
+        self.n_too_large -= 1
+        self.sending = None
+        admit = message.admit if isinstance(message, Expect) else message
+        self.world.faults.too_large[admit.request_id] = None
+        return True
 
     # --- what lives here; as in relay.worker
 
@@ -273,11 +285,13 @@ class SimulatedContext(Context):
 
     def _post(self, to: Address, message: Message) -> None:
         if not self._life.dead:
+            self._life.sending = message
             self._real.post(to, message)
             self._sent(to, message)
 
     def _offer(self, to: Address, message: Message) -> None:
         if not self._life.dead:
+            self._life.sending = message
             self._real.offer(to, message)
             self._sent(to, message)
 
@@ -289,6 +303,10 @@ class SimulatedContext(Context):
 
     def _sent(self, to: Address, message: Message) -> None:
         life = self._life
+        if life.sending is None and isinstance(message, Admit | Expect | Prefill):
+            life.world.trace.note(f"too large: {message}")
+            return
+        life.sending = None
         life.world.trace.mail("sent", str(self.address), to, message)
         life.world.watch.sent(life, self.address, to, message)
         life.reached(f"sent {type(message).__name__}")

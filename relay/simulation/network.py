@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from relay.errors import FrameTooLarge
 from relay.messages import Address, Message
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class Link:
         self.cut_until = 0.0
 
     def deliver(self, to: Address, body: Message) -> None:
+        """Raises FrameTooLarge for what this seed says that no frame holds."""
+        if self._source.is_too_large(body):
+            raise FrameTooLarge(f"{type(body).__name__} for {to}, as this seed has it")
         self._send(lambda: self._target.node.delivered(self._source.key, to, body))
 
     def credit(self, to: Address, n: int) -> None:

@@ -432,4 +432,25 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "            if member.drain.is_set() or death.announced:\n                break\n",
         ),
     ),
+    "what fits in no frame is told to nobody": (
+        (
+            _NODE,
+            "        for request_id, attempt in _attempts(message) if sender in self._boxes else ():\n",
+            "        for request_id, attempt in ():\n",
+        ),
+    ),
+    "the room of what fits in no frame stays taken": (
+        (
+            _ROUTER,
+            "        place = self._forget((message.request_id, message.attempt))\n        if place is not None and place.admit",
+            "        place = self._places.get((message.request_id, message.attempt))\n        if place is not None and place.admit",
+        ),
+    ),
+    "what a left stream came to is not told": (
+        (
+            _DECODE,
+            "        if entry.left_by is not None:\n            self._spent(entry.left_by, entry.key",
+            "        if False:\n            self._spent(entry.left_by, entry.key",
+        ),
+    ),
 }

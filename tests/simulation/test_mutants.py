@@ -19,6 +19,7 @@ SAMPLE = (
     ("nobody is suspected of a step that followed", "suspects"),
     ("a step that hangs is nobody's", "no ending"),
     ("a death is told before the dead is reaped", "told of a death"),
+    ("what a left stream came to is not told", "left behind"),
 )
 
 
