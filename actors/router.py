@@ -7,6 +7,7 @@ in flight to a worker that dies is nobody's but ours to report, so every place i
 worker.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -14,7 +15,7 @@ import structlog
 import trio
 
 from relay.clock import now_ns
-from relay.config import RouterConfig
+from relay.config import Role, RouterConfig
 from relay.errors import ContextTooLong, DeadlineExceeded, Overloaded, RequestError, RequestTooLarge
 from relay.kv.prefix import BlockKey, chain, namespace
 from relay.ledger.spans import Span
@@ -44,7 +45,7 @@ from relay.policy.placement import (
     AnswerLengths,
     WorkerLoad,
     blocks_wanted,
-    can_ever_fit,
+    holding_all_of,
     may_compute_for,
     serving,
     weigh_decode,
@@ -72,8 +73,9 @@ class Place:
 class RouterActor:
     _context: Context
 
-    def __init__(self, config: RouterConfig, model: str, *, caching: bool = True) -> None:
-        """`caching`: whether workers keep blocks for who comes later."""
+    def __init__(self, config: RouterConfig, model: str, *, caching: bool = True, room: Mapping[Role, int] | None = None) -> None:
+        """`caching`: whether workers keep blocks for who comes later. `room`: tokens that the largest pool of each role is planned to hold;
+        it counts though its worker is away for the moment. Whoever announces more is believed."""
         self._config, self._model, self._caching = config, model, caching
         self._prefill: dict[Address, WorkerLoad] = {}
         self._decode: dict[Address, WorkerLoad] = {}
@@ -83,6 +85,7 @@ class RouterActor:
         self._tombstones = Tombstones()
         self._lengths = AnswerLengths(config.expected_tokens)
         self._hashed: tuple[Queued, int, list[BlockKey]] | None = None  # whose keys were needed last, for blocks of that size
+        self._room: dict[Role, int] = dict(room or {})
         self._turn = 0
         self._dead: dict[Address, None] = {}
         self._gateways: dict[str, Address] = {}  # the newest life of each
@@ -170,6 +173,9 @@ class RouterActor:
         )
         workers = self._prefill if message.role == "prefill" else self._decode
         workers[message.address] = worker
+        if not message.reserve:
+            self._room[message.role] = max(self._room.get(message.role, 0), worker.n_tokens)
+        self._queue.bring_back()  # it may have the room that they wait for
         if message.address.epoch >= self._caches.get(message.worker, (0, None))[0]:  # else its life is over, which we have yet to hear
             self._caches[message.worker] = message.address.epoch, CacheIndex(message.cached)
         self._context.monitor(message.address)
@@ -192,40 +198,50 @@ class RouterActor:
         for address in message.dead:
             self._dead[address] = None
             self._forget_worker(address)
-        if len(self._queue) >= self._config.max_queue and not message.again:
-            self._refuse(message, Overloaded(f"{len(self._queue)} requests are waiting already; try again later", retry_after_s=1.0))
-            return
         if self._queue.n_bytes + admit_bytes(message) > self._max_queue_bytes and not message.again:
             text = f"the requests that are waiting already take {self._queue.n_bytes >> 20} MiB; try again later"
             self._refuse(message, Overloaded(text, retry_after_s=1.0))
             return
         self._queue.add(Queued(message, now_ns()))
         self._place_queued()
+        n_waiting = self._queue.n_requests - 1  # beside its own
+        if n_waiting >= self._config.max_queue and not message.again and self._queue.remove(key) is not None:
+            self._refuse(message, Overloaded(f"{n_waiting} requests are waiting already; try again later", retry_after_s=1.0))
 
     def _place_queued(self) -> None:
-        """In order: who does not fit is not overtaken for ever."""
-        while (queued := self._queue.first()) is not None and self._place(queued):
-            self._queue.remove((queued.admit.request_id, queued.admit.attempt))
+        """In order: who does not fit is not overtaken for ever, unless no worker that is here could ever hold it."""
+        while self.ready() and (queued := self._queue.first()) is not None:
+            n_tokens, most = len(queued.admit.tokens), queued.admit.n_prompt + queued.admit.stopping.max_tokens
+            prefill, decode = holding_all_of(self._prefill.values(), n_tokens), holding_all_of(self._decode.values(), most)
+            if self._refuse_endless(queued.admit, n_tokens, most):
+                self._queue.remove(queued.key)
+            elif not prefill or not decode:
+                self._queue.set_aside(queued.key)
+            elif self._place(queued, serving(prefill), serving(decode)):
+                self._queue.place(queued.key)
+            else:
+                return
 
-    def _place(self, queued: Queued) -> bool:
-        """Whether it need not wait any longer: it is placed, or can never be."""
-        admit, started = queued.admit, now_ns()
-        if not self.ready():
-            return False
-        n_tokens, max_more = len(admit.tokens), admit.stopping.max_tokens - (len(admit.tokens) - admit.n_prompt)
-        for workers, more, what in ((self._decode, max_more, "prompt and max_tokens"), (self._prefill, 0, "the prompt")):
-            able = serving(workers.values())
-            if not can_ever_fit(n_tokens, more, able):
-                if able[0].reserve:
-                    return False  # those whose role it is may have the room, once they are back
-                room = max(worker.n_blocks * worker.block_tokens for worker in able)
-                text = f"{what} need {n_tokens + more} tokens of KV memory; the largest pool holds {room}: ask for less"
+    def _refuse_endless(self, admit: Admit, n_tokens: int, most: int) -> bool:
+        """Whether it is larger than the largest pool. Judged by the plan and not by who lives: what a restarting worker has room for
+        waits for it."""
+        needs: tuple[tuple[Role, int, str], ...] = (("decode", most, "prompt and max_tokens"), ("prefill", n_tokens, "the prompt"))
+        for role, need, what in needs:
+            room = self._room.get(role, 0)
+            if room and need > room:
+                text = f"{what} need {need} tokens of KV memory; the largest pool holds {room}: ask for less"
                 self._refuse(admit, ContextTooLong(text, param="max_tokens"))
                 return True
+        return False
+
+    def _place(self, queued: Queued, able_prefill: Sequence[WorkerLoad], able_decode: Sequence[WorkerLoad]) -> bool:
+        """Whether it got a place with one of these."""
+        admit, started = queued.admit, now_ns()
+        n_tokens, max_more = len(admit.tokens), admit.stopping.max_tokens - (len(admit.tokens) - admit.n_prompt)
         block_tokens = next(iter(self._decode.values())).block_tokens
         n_blocks = blocks_wanted(n_tokens, max_more, self._lengths.p90(), self._config.kv_overcommit, block_tokens)
         keys = self._keys(queued, block_tokens)
-        decision = self._decide(n_tokens, n_blocks, keys, block_tokens)
+        decision = self._decide(able_prefill, able_decode, n_tokens, n_blocks, keys)
         if not decision.decode:
             return False
         decode = self._decode[decision.decode[0].address]
@@ -261,17 +277,24 @@ class RouterActor:
             self._hashed = queued, block_tokens, keys
         return self._hashed[2]
 
-    def _decide(self, n_tokens: int, n_blocks: int, keys: list[BlockKey], block_tokens: int) -> Decision:
+    def _decide(
+        self,
+        able_prefill: Sequence[WorkerLoad],
+        able_decode: Sequence[WorkerLoad],
+        n_tokens: int,
+        n_blocks: int,
+        keys: list[BlockKey],
+    ) -> Decision:
         """Candidates of both roles, best first; no decode candidate if none has room, no prefill one if decode does it by itself."""
         rule: str = self._config.placement
         if rule == "round_robin":
-            return self._by_turn(n_tokens, n_blocks)
+            return self._by_turn(able_prefill, able_decode, n_tokens, n_blocks)
 
         def n_cached(worker: WorkerLoad) -> int:
-            return self._caches[worker.worker][1].n_blocks(keys, worker.coming) * block_tokens
+            return self._caches[worker.worker][1].n_blocks(keys, worker.coming) * worker.block_tokens
 
-        prefill = weigh_prefill(serving(self._prefill.values()), n_tokens, n_cached)
-        decode = weigh_decode(serving(self._decode.values()), n_blocks, n_cached)
+        prefill = weigh_prefill(able_prefill, n_tokens, n_cached)
+        decode = weigh_decode(able_decode, n_blocks, n_cached)
         home = self._prefill[prefill[0].address].worker
         together = [candidate for candidate in decode if self._decode[candidate.address].worker == home]
         if together:  # an aggregated worker: nothing has to move
@@ -283,9 +306,9 @@ class RouterActor:
             rule, prefill = f"{rule}, short enough for decode alone", []
         return Decision(rule, tuple(prefill[:4]), tuple(decode[:4]))
 
-    def _by_turn(self, n_tokens: int, n_blocks: int) -> Decision:
-        prefill = sorted(weigh_prefill(serving(self._prefill.values()), n_tokens, lambda worker: 0), key=lambda c: c.address)
-        decode = sorted(weigh_decode(serving(self._decode.values()), n_blocks, lambda worker: 0), key=lambda c: c.address)
+    def _by_turn(self, able_prefill: Sequence[WorkerLoad], able_decode: Sequence[WorkerLoad], n_tokens: int, n_blocks: int) -> Decision:
+        prefill = sorted(weigh_prefill(able_prefill, n_tokens, lambda worker: 0), key=lambda c: c.address)
+        decode = sorted(weigh_decode(able_decode, n_blocks, lambda worker: 0), key=lambda c: c.address)
         if decode:
             first, second = self._turn % len(prefill), self._turn % len(decode)
             prefill, decode = prefill[first:] + prefill[:first], decode[second:] + decode[:second]

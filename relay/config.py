@@ -85,7 +85,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "kv_aware"
     reserve_roles: Annotated[bool, _doc("workers of one role take the other too while nobody lives whose it is")] = True
     local_prefill_tokens: Annotated[int, _doc("a decode worker computes a prompt itself if so few of its tokens are not cached", ge=0)] = 0
-    max_queue: Annotated[int, _doc("requests that may wait for a place; beyond it: 503", ge=0)] = 1024
+    max_queue: Annotated[int, _doc("requests that may wait for a place, each with all its sequences; beyond it: 503", ge=0)] = 1024
     max_queue_mib: Annotated[
         float, _doc("what waiting requests may take in the router's memory; beyond it: 503, and 413 for one that would alone", gt=0)
     ] = 512.0

@@ -40,11 +40,13 @@ class GatewayTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RouterTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Payload of the router's worker. limiter: the actor that counts what keys use, where there are keys."""
+    """Payload of the router's worker. limiter: the actor that counts what keys use, where there are keys. room: tokens that the largest
+    pool of each role holds."""
 
     config: Config
     actor: str
     limiter: str | None
+    room: dict[Role, int]
 
 
 class EngineTask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -195,7 +197,8 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
     wanted = config.model.max_context or spec.max_context
     if wanted > spec.max_context:
         raise ConfigError(f"model.max_context is {wanted}, and the model was trained for {spec.max_context} tokens; ask for no more")
-    max_context = min(wanted, *_largest_pools(engines))
+    room = _largest_pools(engines)
+    max_context = min(wanted, *room.values())
     has_keys = config.auth.keys_file is not None
     gateways = [
         PlannedWorker(
@@ -213,7 +216,9 @@ def make_plan(config: Config, model_path: Path, created: int, packed_bytes: int 
         for i in range(config.gateway.workers)
     ]
     router = PlannedWorker(
-        name="router-0", task=RouterTask(config=config, actor="router/0", limiter="limiter/0" if has_keys else None), drain_rank=1
+        name="router-0",
+        task=RouterTask(config=config, actor="router/0", limiter="limiter/0" if has_keys else None, room=room),
+        drain_rank=1,
     )
     plan = Plan(
         config=config,
@@ -313,11 +318,11 @@ def _token_major(spec: ModelSpec, engine: EngineConfig, dtype: str) -> KVLayout:
     )
 
 
-def _largest_pools(engines: list[PlannedWorker]) -> list[int]:
+def _largest_pools(engines: list[PlannedWorker]) -> dict[Role, int]:
     """Tokens that the largest pool of each role holds; a request needs one of each."""
     largest: dict[Role, int] = {}
     for worker in engines:
         assert isinstance(worker.task, EngineTask)
         for role in worker.task.actors.keys() - worker.task.reserve:
             largest[role] = max(largest.get(role, 0), worker.task.layout.n_blocks * worker.task.layout.block_tokens)
-    return list(largest.values())
+    return largest

@@ -183,7 +183,8 @@ def _router(task: RouterTask) -> Hosted:
     from relay.actors.router import RouterActor
     from relay.ledger.metrics import RouterMetrics, families
 
-    actor, metrics = RouterActor(task.config.router, task.config.model.name, caching=task.config.engine.prefix_cache), RouterMetrics()
+    config, metrics = task.config, RouterMetrics()
+    actor = RouterActor(config.router, config.model.name, caching=config.engine.prefix_cache, room=task.room)
 
     async def on_ask(kind: str, body: bytes) -> bytes | None:
         if kind == "ready":
@@ -197,7 +198,7 @@ def _router(task: RouterTask) -> Hosted:
 
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: actor.run}
     if task.limiter is not None:
-        actors[task.limiter] = LimiterActor(tuple(f"quota/{i}" for i in range(task.config.gateway.workers))).run
+        actors[task.limiter] = LimiterActor(tuple(f"quota/{i}" for i in range(config.gateway.workers))).run
     return Hosted(actors=actors, on_ask=on_ask)
 
 

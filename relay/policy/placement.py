@@ -37,6 +37,11 @@ class WorkerLoad:
     _hints: dict[Key, list[bytes]] = field(default_factory=dict)
     _n_found: dict[Key, int] = field(default_factory=dict)  # of its hints, from the first on, somebody else leaves or has left
 
+    @property
+    def n_tokens(self) -> int:
+        """That its pool holds."""
+        return self.n_blocks * self.block_tokens
+
     def place(self, key: Key, amount: int, blocks: Sequence[BlockKey] = (), n_found: int = 0) -> None:
         """`blocks`: what will be in the cache behind it, of which `n_found` are, or come, without it."""
         self.placed[key] = amount
@@ -111,9 +116,9 @@ def blocks_wanted(n_tokens: int, max_more: int, expected_more: int, overcommit: 
     return -(-(n_tokens + min(max_more, max(1, int(expected_more * overcommit)))) // block_tokens)
 
 
-def can_ever_fit(n_tokens: int, max_more: int, workers: Iterable[WorkerLoad]) -> bool:
-    """Whether some pool is large enough for all of it, with nothing else in it."""
-    return any(n_tokens + max_more <= worker.n_blocks * worker.block_tokens for worker in workers)
+def holding_all_of(workers: Iterable[WorkerLoad], n_tokens: int) -> list[WorkerLoad]:
+    """Those whose pools have room for so many, with nothing else in them: in any other it would wait for ever, once it has grown."""
+    return [worker for worker in workers if n_tokens <= worker.n_tokens]
 
 
 def weigh_prefill(workers: Iterable[WorkerLoad], n_tokens: int, n_cached: Callable[[WorkerLoad], int]) -> list[Candidate]:

@@ -247,8 +247,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "started requests are refused as overload": (
         (
             _ROUTER,
-            "if len(self._queue) >= self._config.max_queue and not message.again:",
-            "if len(self._queue) >= self._config.max_queue:",
+            "if n_waiting >= self._config.max_queue and not message.again and",
+            "if n_waiting >= self._config.max_queue and",
         ),
     ),
     "the cache index hears of coming and going in any order": (

@@ -2,7 +2,7 @@
 
 from relay.messages import Address
 from relay.policy.cache_index import CacheIndex, hints
-from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, can_ever_fit, may_compute_for, weigh_decode, weigh_prefill
+from relay.policy.placement import AnswerLengths, WorkerLoad, blocks_wanted, holding_all_of, may_compute_for, weigh_decode, weigh_prefill
 
 
 def load(name: str, *amounts: int, n_blocks: int = 100, max_running: int = 4) -> WorkerLoad:
@@ -115,8 +115,9 @@ def test_reservation_counts_the_tokens_to_come() -> None:
 
 def test_what_can_never_fit_is_known() -> None:
     workers = [load("decode/0", n_blocks=2), load("decode/1", n_blocks=3)]
-    assert can_ever_fit(40, 8, workers)
-    assert not can_ever_fit(40, 9, workers)
+    assert [worker.address.actor for worker in holding_all_of(workers, 32)] == ["decode/0", "decode/1"]
+    assert [worker.address.actor for worker in holding_all_of(workers, 48)] == ["decode/1"]
+    assert not holding_all_of(workers, 49)
 
 
 def test_answer_lengths_are_learnt() -> None:
