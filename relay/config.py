@@ -43,6 +43,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bind: Annotated[str, _doc("HOST:PORT; port 0 takes a free one")] = "127.0.0.1:8000"
     workers: Annotated[int, _doc("gateway processes; they share one listening socket", ge=1, le=64)] = 1
     max_body_mib: Annotated[float, _doc("a larger body is answered 413 without being read", gt=0)] = 8.0
+    max_bodies_mib: Annotated[float, _doc("bodies that one gateway worker holds at once; beyond it: 503", gt=0)] = 256.0
     max_connections: Annotated[int, _doc("of one gateway worker; beyond it the connection that idled longest is closed", ge=16)] = 8192
     keep_alive_s: Annotated[float, _doc("how long an idle connection is kept", gt=0)] = 75.0
     write_timeout_s: Annotated[float, _doc("a client that takes nothing for so long is cancelled", gt=0)] = 60.0
@@ -223,7 +224,9 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         bool,
         _doc("a prompt of one key finds what another's has left in prefix caches; then a quick answer tells that somebody sent the same"),
     ] = False
-    key_share: Annotated[float, _doc("of gateway.max_held_mib, what one key's requests may take; beyond it: 429", gt=0, le=1)] = 0.75
+    key_share: Annotated[
+        float, _doc("of gateway.max_held_mib and max_bodies_mib, what one key's requests may take; beyond it: 429", gt=0, le=1)
+    ] = 0.75
     reload_s: Annotated[
         float,
         _doc(

@@ -88,6 +88,12 @@ class RequestTooLarge(RequestError):
     status, kind, code = 413, "invalid_request_error", "request_too_large"
 
 
+class UnsupportedMediaType(RequestError):
+    """The body is no JSON by its Content-Type, or is compressed."""
+
+    status, kind, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
 class HttpVersionNotServed(RequestError):
     """The request came by a version of HTTP that is not served here."""
 

@@ -70,6 +70,8 @@ def assemble(start: Start, fds: dict[str, int], host: Host) -> Hosted:
 
 
 def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
+    import gc
+
     from relay.actors.gateway import GatewayActor
     from relay.actors.quota import QuotaActor
     from relay.auth.keyfile import KeyFile
@@ -77,6 +79,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     from relay.errors import Draining
     from relay.http.access import Access
     from relay.http.app import Application
+    from relay.http.body_budget import BodyBudget
     from relay.http.cors import Cors
     from relay.http.generate import ChatEndpoint, CompletionEndpoint, Served
     from relay.http.holdings import Holdings
@@ -93,6 +96,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     tokenizer, template = read_text_files(Path(task.model_path))
     served = Served(name=config.model.name, max_context=task.max_context, created=task.created)
     metrics, records = GatewayMetrics(), Records(config.gateway.keep_ledgers)
+    bodies = BodyBudget(int(config.gateway.max_bodies_mib * (1 << 20)), config.auth.key_share)
     actor = GatewayActor(
         max_attempts=config.gateway.max_attempts, on_event=metrics.on_event, poison_memory_s=config.gateway.poison_memory_s
     )
@@ -126,6 +130,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         metrics=metrics,
         key_metrics=key_metrics,
         records=records,
+        bodies=bodies,
     )
     routes.is_draining = lambda: app.draining or server.draining
     server = HttpServer(
@@ -141,6 +146,9 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     async def on_ask(kind: str, body: bytes) -> bytes | None:
         if kind == "metrics":
             metrics.held_bytes.set(holdings.n_bytes)
+            metrics.body_bytes.set(bodies.held)
+            metrics.body_limit.set(bodies.limit)
+            metrics.bodies_refused.set(bodies.refused)
             return msgspec.msgpack.encode(families(metrics.registry))
         if kind == "ledger":
             return await records.answer(body)
@@ -175,6 +183,8 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: actor.run}
     if quota is not None and task.quota is not None:
         actors[task.quota] = quota.run
+    gc.collect()
+    gc.freeze()  # what was imported stays: full collections look at requests only, and so come often
     return Hosted(actors=actors, on_ask=on_ask, on_drain=on_drain, on_hurry=on_hurry, background=[server.run, reload_keys])
 
 

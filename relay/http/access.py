@@ -1,11 +1,12 @@
 """Who may reach which route: every request passes here, before its body is read, and becomes a `Caller` or a 401 or 403.
 
-With a key file every route but /healthz asks for a key (and those that `auth.open_routes` leaves open), unknown paths too, so that nothing
-can be learned without one. Without a key file every route is open, but for those about the inside of the server (`/debug`, `/admin` and
-whatever is not named here), which then answer this machine only.
+With a key file every route but /healthz, /health and /ping asks for a key (and those that `auth.open_routes` leaves open), unknown paths
+too, so that nothing can be learned without one. Without a key file every route is open, but for those about the inside of the server
+(`/debug`, `/admin` and whatever is not named here), which then answer this machine only.
 """
 
 import ipaddress
+import re
 import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -16,9 +17,12 @@ from relay.auth.keyfile import KeyFile
 from relay.errors import Forbidden, RequestError
 from relay.http.exchange import Scope
 
-_ALWAYS_OPEN = "/healthz"
-_ANY_KEY = ("/readyz",)
-_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
+_ALWAYS_OPEN = ("/healthz", "/health", "/ping")
+_ANY_KEY = ("/readyz", "/version")
+_FORWARDED = re.compile(  # what proxies add, by their manuals; one that adds nothing cannot be told from a program on this machine
+    rb"(x-)?forwarded(-.*)?|x-original-.*|x-(real|client|cluster-client|azure-client)-?ip|(true|cf|fastly|fly)-(client|connecting)-ip"
+    rb"|cf-connecting-ipv6|x-envoy-.*|x-proxyuser-ip|cdn-loop|via|client-ip|x-appengine-.*|x-arr-.*"
+)
 
 
 class Access:
@@ -26,7 +30,7 @@ class Access:
 
     def __init__(self, keys: KeyFile | None, open_routes: Iterable[str] = ()) -> None:
         self._keys = keys
-        self._open = frozenset((_ALWAYS_OPEN, *open_routes))
+        self._open = frozenset((*_ALWAYS_OPEN, *open_routes))
 
     def enter(self, scope: Scope, route: str | None) -> Caller:
         """Raises Unauthorized, Forbidden."""
@@ -47,7 +51,7 @@ class Access:
 
 def scope_of(route: str | None) -> str | None:
     """The scope that a route wants; None if any key will do. A route that nobody thought of here is the administrators'."""
-    if route is None or route == _ALWAYS_OPEN or route in _ANY_KEY:
+    if route is None or route in _ALWAYS_OPEN or route in _ANY_KEY:
         return None
     if route == "/metrics":
         return "metrics"
@@ -65,7 +69,7 @@ def is_local(scope: Scope) -> bool:
     host = ""
     origin = None
     for name, value in scope["headers"]:
-        if name in _FORWARDED:
+        if _FORWARDED.fullmatch(name):
             return False
         if name == b"host":
             host = value.decode("latin-1")

@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import quote, unquote
 
 import structlog
 import trio
@@ -23,6 +24,7 @@ from relay.errors import (
     Unauthorized,
 )
 from relay.http.access import Access
+from relay.http.body_budget import BodyBudget
 from relay.http.cors import Cors
 from relay.http.exchange import Exchange, Receive, Scope, Send
 from relay.http.records import Records, record
@@ -31,6 +33,9 @@ from relay.ledger.spans import Span
 from relay.openai.stream import error_event
 
 log = structlog.get_logger()
+
+_INSIDE = ("/admin", "/debug")
+_SHOWN_PATH = 128
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -47,9 +52,10 @@ class Application:
         metrics: GatewayMetrics,
         key_metrics: KeyMetrics,
         records: Records,
+        bodies: BodyBudget,
     ) -> None:
         """Routes as `METHOD /path/{name}`; path parameters are found in `exchange.scope["path_params"]`."""
-        self._access, self._cors = access, cors
+        self._access, self._cors, self._bodies = access, cors, bodies
         self._metrics, self._key_metrics, self._records = metrics, key_metrics, records
         self._handlers: dict[str, Handler] = {**generation, **plain}
         self._generation = generation
@@ -76,7 +82,7 @@ class Application:
         if scope["type"] != "http":
             await _refuse_other(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send, self.next_request_id())
+        exchange = Exchange(scope, receive, send, self.next_request_id(), self._bodies)
         exchange.headers.update(self._cors.headers(scope))
         self._records.opened(exchange)
         try:
@@ -92,11 +98,17 @@ class Application:
             await self._refuse(exchange, error)
         except Exception as error:  # the outer edge: a defect of ours becomes a typed error, with the traceback in the log
             exchange.log.exception("a request failed by a defect")
-            await self._refuse(exchange, RequestError(f"an internal error ({type(error).__name__}); it is in the server's log"))
+            name = type(first_cause(error)).__name__
+            await self._refuse(exchange, RequestError(f"an internal error ({name}); it is in the server's log"))
         finally:
-            self._ended(exchange)
-            self._records.dropped(exchange)
-            exchange.over.set()
+            exchange.release_body()
+            try:
+                self._ended(exchange)
+            finally:  # whatever a log or a metric raises
+                self._records.dropped(exchange)
+                exchange.over.set()
+                if exchange.error is not None:  # its frames hold this exchange and its body: a cycle that only a full collection would end
+                    exchange.error.__traceback__ = exchange.error.__context__ = None
 
     def _enter(self, exchange: Exchange) -> str:
         """Through the door to a route. Who has no key learns nothing of what routes there are."""
@@ -119,6 +131,7 @@ class Application:
 
     def _route(self, exchange: Exchange) -> str:
         scope = exchange.scope
+        scope["path"] = _path(scope)
         if not scope.get("http_version", "1.1").startswith("1."):
             raise HttpVersionNotServed("only HTTP/1.1 is served here")
         partial = None
@@ -133,10 +146,10 @@ class Application:
                 partial = route
         if partial is not None:
             allowed = tuple(sorted(partial.methods or ()))
-            wrong = MethodNotAllowed(f"{scope['method']} is not served on {scope['path']}; use {' or '.join(allowed)}")
+            wrong = MethodNotAllowed(f"{scope['method']} is not served on {_shown(scope['path'])}; use {' or '.join(allowed)}")
             wrong.allowed = allowed
             raise wrong
-        raise NotFound(f"there is no {scope['path']} here")
+        raise NotFound(f"there is no {_shown(scope['path'])} here")
 
     async def _generate(self, exchange: Exchange, handler: Handler) -> None:
         if self.draining:
@@ -190,6 +203,26 @@ class Application:
             attempts=exchange.attempts,
             wall_ms=round(ledger.wall_ns / 1e6, 1),
         )
+
+
+def _path(scope: Scope) -> str:
+    """As routes are written: slashes that are doubled or at the end do not count, and an encoded one is none, so that a filter in front
+    which looks for `/admin` or `/debug` sees what is meant. Those two are taken as they stand for the same reason."""
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    path = "/".join(unquote(part).replace("/", "%2F") for part in raw.decode("latin-1").split("/"))
+    plain = "/" + "/".join(part for part in path.split("/") if part)
+    return path if plain.startswith(_INSIDE) else plain
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= _SHOWN_PATH else f"{path[:_SHOWN_PATH]}... ({len(path)} characters)"
+
+
+def first_cause(error: Exception) -> Exception:
+    """What a nursery has wrapped."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _observe_tokens(metrics: GatewayMetrics, start_ns: int, choices: list[list[int]]) -> None:

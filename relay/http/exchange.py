@@ -12,6 +12,8 @@ import trio
 from relay.auth.caller import ANYONE, Caller
 from relay.clock import now_ns
 from relay.errors import BodyTooLarge, ClientGone, InvalidRequest, RequestError, RequestTimeout
+from relay.http.body_budget import BodyBudget
+from relay.http.content import check_json
 from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
 from relay.messages import Decision
@@ -26,6 +28,7 @@ _SECRET = re.compile(rb"[A-Za-z0-9._:-]{16,128}")
 _PART_BYTES = 256 << 10
 _SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _LONGEST_S = 86400
+_SHOWN_PATH = 256
 _SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 log = structlog.get_logger()
@@ -37,19 +40,21 @@ class Exchange:
     What the endpoints leave here is what metrics, log line and ledger record say of the request.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, bodies: BodyBudget) -> None:
+        self._bodies, self._n_body = bodies, 0
         self.scope, self.receive, self._send = scope, receive, send
         self.request_id = request_id
         self.public_id = _client_id(scope) or request_id
         self.answer_id = request_id  # in the answer's own ID; of a resumed one, the request's that began it
         self.created = int(time.time())
         self.ledger = Ledger(now_ns())
-        self.route = scope["path"]
+        self.route = scope["path"][:_SHOWN_PATH]
         self.caller, self.has_entered = ANYONE, False
         self.headers: dict[str, str] = {}  # of the answer, beside those that its kind asks for
         self.is_metered = False  # a limit of its key counts it
         self.status = 0
         self.ending = False  # the last byte is being written, or was
+        self.complete = False  # it was: what happens now is too late to change the answer
         self.over = trio.Event()  # the ledger is complete
         self.error: RequestError | None = None
         self.deadline_ns = 0  # on the host's monotonic clock; 0 for none
@@ -114,25 +119,35 @@ class Exchange:
             self.log = self.log.bind(key=caller.name)
 
     async def read_body(self, max_bytes: int, within_s: float) -> bytes:
-        """The whole body. Raises BodyTooLarge at the first byte over the cap, RequestTimeout, ClientGone."""
+        """The whole body; call `release_body` when it is no longer needed.
+
+        Raises UnsupportedMediaType; BodyTooLarge at the first byte over the cap, RequestTimeout, ClientGone; what BodyBudget.take raises.
+        """
+        check_json(self.scope["headers"])
         length = dict(self.scope["headers"]).get(b"content-length", b"")
         if length.isdigit() and int(length) > max_bytes:
             raise BodyTooLarge(f"the body has {int(length)} bytes; the limit is {max_bytes}")
-        parts, size = [], 0
+        body = bytearray()
         with trio.move_on_after(within_s):
             while True:
                 message = await self.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone("the client left while it sent its body")
                 part: bytes = message.get("body", b"")
-                size += len(part)
-                if size > max_bytes:
+                if len(body) + len(part) > max_bytes:
                     raise BodyTooLarge(f"the body has more than {max_bytes} bytes, which is the limit")
-                parts.append(part)
+                self._bodies.take(self.caller, len(part))
+                self._n_body += len(part)
+                body += part
                 if not message.get("more_body", False):
                     self.ledger.close(Span.GATEWAY_BODY, now_ns())
-                    return b"".join(parts)
+                    return bytes(body)
         raise RequestTimeout(f"the body was not there within {within_s:g} s")
+
+    def release_body(self) -> None:
+        """Nobody holds it any more. Idempotent."""
+        self._bodies.give_back(self.caller, self._n_body)
+        self._n_body = 0
 
     async def until_disconnect(self) -> None:
         """Return when the client has gone."""
@@ -194,7 +209,9 @@ class Exchange:
         self.ledger.close(Span.OUT_DETOKENIZE, now_ns())
         self.ledger.first_byte()
         self.ending = not more
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        with trio.CancelScope(shield=self.ending):  # the end is sent whole or not at all, by the socket's own time limit
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self.complete = self.ending
         self.ledger.close(Span.OUT_WRITE_BLOCKED, now_ns())
 
 

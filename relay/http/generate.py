@@ -93,6 +93,8 @@ class Endpoint(ABC, Generic[Request]):
         timeout_s = exchange.timeout_s()
         body = await exchange.read_body(int(self._config.max_body_mib * (1 << 20)), self._config.body_timeout_s)
         request, prompts = await self._understand(body)
+        del body
+        exchange.release_body()
         exchange.ledger.close(Span.GATEWAY_TOKENIZE, now_ns())
         exchange.caller.check_model(self._served.name)
         exchange.caller.check_priority(request.options.priority, self._config.best_priority)
@@ -185,7 +187,7 @@ class Endpoint(ABC, Generic[Request]):
         if gone:
             exchange.ledger.close(Span.CANCELLED, now_ns())
             exchange.error = ClientGone("the client left before the end")
-        elif limit.cancelled_caught:
+        elif limit.cancelled_caught and not exchange.complete:
             exchange.ledger.close(Span.CANCELLED, now_ns())
             error = DeadlineExceeded(f"it was not finished within {timeout_s:g} s, the time that X-Request-Timeout gave it")
         if error is not None:

@@ -1,11 +1,13 @@
 """Routes about the server: models, health, metrics, ledgers, KV pools. Each answers for the whole server, whichever gateway is asked."""
 
+import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
 import trio
 
-from relay.errors import Forbidden, InvalidRequest, NotFound
+from relay import __version__
+from relay.errors import Forbidden, InvalidRequest, ModelNotFound, NotFound
 from relay.http.exchange import Exchange
 from relay.http.generate import Served
 from relay.http.records import Question, Records, newest
@@ -15,6 +17,7 @@ from relay.runtime.asks import SUPERVISOR
 from relay.runtime.frames import Answers
 
 _ANSWER_WITHIN_S = 1.0
+_ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(r[0-9a-f]{10}-.+)")  # of an answer's body: our ID of its request, behind what kind it is
 _FAMILIES = msgspec.msgpack.Decoder(list[Family])
 
 Ask = Callable[[str, bytes, float], Awaitable[Answers]]
@@ -32,6 +35,9 @@ class ServerRoutes:
         return {
             "GET /healthz": self.healthz,
             "GET /readyz": self.readyz,
+            "GET /health": self.health,
+            "GET /ping": self.health,
+            "GET /version": self.version,
             "GET /metrics": self.metrics,
             "GET /v1/models": self.models,
             "GET /v1/models/{name:path}": self.model,
@@ -46,21 +52,33 @@ class ServerRoutes:
         """This process turns."""
         await exchange.respond(200, b'{"status":"ok"}')
 
+    async def health(self, exchange: Exchange) -> None:
+        """What readyz says, where probes made for other servers look; open, so it names no worker."""
+        why, _ = await self._unready()
+        body = {"status": "unavailable", "reason": why} if why else {"status": "ok"}
+        await exchange.respond(503 if why else 200, msgspec.json.encode(body), headers={"Retry-After": "1"} if why else None)
+
+    async def version(self, exchange: Exchange) -> None:
+        await exchange.respond(200, msgspec.json.encode({"version": __version__}))
+
     async def readyz(self, exchange: Exchange) -> None:
         """200 only if a request would be served: a router is there and has a prefill and a decode worker to place on. Names those of which
         the server has to do without for a while, since they died too often."""
-        why, resting = "", []
-        if self.is_draining():
-            why = "draining"
-        else:
-            answers = await self._ask("ready", b"", _ANSWER_WITHIN_S)
-            resting = msgspec.json.decode(answers.answers.get(SUPERVISOR, b"[]"), type=list[str])
-            if b"yes" not in answers.answers.values():
-                why = "workers are starting" if b"no" in answers.answers.values() else "the router does not answer"
+        why, resting = await self._unready()
         if why:
             await exchange.respond(503, msgspec.json.encode({"status": "unavailable", "reason": why}), headers={"Retry-After": "1"})
         else:
             await exchange.respond(200, msgspec.json.encode({"status": "ready", **({"resting": resting} if resting else {})}))
+
+    async def _unready(self) -> tuple[str, list[str]]:
+        """Why no request would be served, empty if one would; and the workers that rest."""
+        if self.is_draining():
+            return "draining", []
+        answers = await self._ask("ready", b"", _ANSWER_WITHIN_S)
+        resting = msgspec.json.decode(answers.answers.get(SUPERVISOR, b"[]"), type=list[str])
+        if b"yes" in answers.answers.values():
+            return "", resting
+        return "workers are starting" if b"no" in answers.answers.values() else "the router does not answer", resting
 
     async def metrics(self, exchange: Exchange) -> None:
         answers = await self._ask("metrics", b"", _ANSWER_WITHIN_S)
@@ -78,15 +96,18 @@ class ServerRoutes:
         await exchange.respond(200, model_list([self._model()] if exchange.caller.may_use(self._served.name) else []))
 
     async def model(self, exchange: Exchange) -> None:
-        name = exchange.scope["path_params"]["name"]
+        name = exchange.scope["path_params"]["name"].replace("%2F", "/")
         if name != self._served.name:
-            raise NotFound(f"the model `{name}` is not served here; `{self._served.name}` is", param="model")
+            raise ModelNotFound(f"the model `{name}` is not served here; `{self._served.name}` is", param="model")
         exchange.caller.check_model(name)
         await exchange.respond(200, model_card(self._model()))
 
     async def ledger(self, exchange: Exchange) -> None:
-        """Where a request's time went, by our ID or the client's. A key without the admin scope sees its own requests only."""
-        question = Question(exchange.scope["path_params"]["id"], exchange.caller.sees_only)
+        """Where a request's time went, by our ID, the client's or the answer's. A key without the admin scope sees its own only."""
+        name = exchange.scope["path_params"]["id"]
+        if found := _ANSWER_ID.fullmatch(name):
+            name = found[1]
+        question = Question(name, exchange.caller.sees_only)
         await self._records.until_over(question)
         body = self._records.ours(question)  # its ID is unique; one of a client may have a later request at another gateway
         if body is None:

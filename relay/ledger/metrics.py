@@ -78,6 +78,9 @@ class GatewayMetrics:
         self.unaccounted = Histogram(
             "relay_unaccounted_seconds", "Ledger time that no hook claimed", buckets=(0.0001, 0.001, 0.01, 0.1), registry=r
         )
+        self.body_bytes = Gauge("relay_body_bytes", "Bytes of request bodies that are being read or understood", registry=r)
+        self.body_limit = Gauge("relay_body_bytes_limit", "The most of them (gateway.max_bodies_mib)", registry=r)
+        self.bodies_refused = Gauge("relay_bodies_refused", "Requests refused since there was no room for their body", registry=r)
         for event in ("admitted", "retried", "stale", "violation"):
             self.events.labels(event=event)
 

@@ -1,6 +1,6 @@
 """A request body: bytes in, one JSON object out, or InvalidRequest saying what is wrong with the bytes.
 
-msgspec decodes (it refuses NaN, Infinity, lone surrogates, bad UTF-8 and byte order marks, where `json` lets them in). Three things that
+msgspec decodes (it refuses NaN, Infinity, lone surrogates and bad UTF-8, where `json` lets them in). Three things that
 it lets pass are refused here: more of something than `_MOST` allows, nesting deeper than `MAX_DEPTH`, which later readers such as templates
 would recurse into, and an object that has a key twice, where each reader would believe another one.
 
@@ -9,6 +9,7 @@ Decoding keeps the GIL, on a thread too, so its time is every stream's time: 8 M
 that goes in pieces.
 """
 
+import codecs
 import json
 import re
 from collections import Counter
@@ -31,6 +32,9 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Raises InvalidRequest."""
+    body = body.removeprefix(codecs.BOM_UTF8)  # which some editors and shells put in front
+    if body[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in body[:4]:
+        raise InvalidRequest("the body is UTF-16 or UTF-32; JSON is sent as UTF-8")
     if not body.strip():
         raise InvalidRequest("the body is empty; expected a JSON object")
     brackets, n_keys = shape(body)

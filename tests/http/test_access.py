@@ -30,6 +30,8 @@ def scope(client: str | None = "127.0.0.1", **headers: str) -> dict[str, Any]:
     [
         ("/healthz", None),
         ("/readyz", None),
+        ("/health", None),
+        ("/version", None),
         (None, None),
         ("/metrics", "metrics"),
         ("/v1/models", "inference"),
@@ -58,6 +60,14 @@ def test_a_route_that_nobody_thought_of_is_the_administrators(route: str | None,
         (False, scope(x_forwarded_for="127.0.0.1")),
         (False, scope(forwarded="for=127.0.0.1")),
         (False, scope(via="1.1 nginx")),
+        (False, scope(x_forwarded_proto="https")),
+        (False, scope(x_forwarded_anything="1")),
+        (False, scope(x_client_ip="1.2.3.4")),
+        (False, scope(true_client_ip="1.2.3.4")),
+        (False, scope(cf_connecting_ip="1.2.3.4")),
+        (False, scope(x_original_forwarded_for="1.2.3.4")),
+        (False, scope(x_envoy_external_address="1.2.3.4")),
+        (True, scope(x_request_id="forwarded")),
         (False, scope(origin="https://evil.example")),
         (False, scope(origin="null")),
         (False, scope(sec_fetch_site="cross-site")),
@@ -97,7 +107,10 @@ def test_with_keys_loopback_is_nothing_special(tmp_path: Path) -> None:
     assert access.enter(scope("10.0.0.1", authorization="Bearer kr"), "/debug/kv").is_admin
     assert access.enter(scope(x_api_key="ka"), "/v1/models").name == "a"
     assert access.enter(scope(), "/metrics").name is None
-    assert access.enter(scope(), "/healthz").name is None
+    for route in ("/healthz", "/health", "/ping"):
+        assert access.enter(scope(), route).name is None
+    with pytest.raises(Unauthorized):
+        access.enter(scope(), "/version")
 
 
 def test_a_file_that_was_never_right_lets_nobody_in(tmp_path: Path) -> None:

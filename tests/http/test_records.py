@@ -6,6 +6,7 @@ from typing import Any
 import trio
 import trio.testing
 
+from relay.http.body_budget import BodyBudget
 from relay.http.exchange import Exchange
 from relay.http.records import Question, Records, record
 
@@ -22,7 +23,10 @@ def test_a_ledger_asked_for_after_the_last_byte_is_waited_for() -> None:
     """The client has read everything; the request has yet to end here."""
 
     async def main() -> None:
-        records, exchange = Records(4), Exchange({"path": "/v1/completions", "headers": []}, _nothing, _sent, "r1")
+        records, exchange = (
+            Records(4),
+            Exchange({"path": "/v1/completions", "headers": []}, _nothing, _sent, "r1", BodyBudget(1, 1)),
+        )
         records.opened(exchange)
         question = Question("r1", None)
         with trio.fail_after(0.5):
