@@ -5,12 +5,24 @@ that the key does not have there are none.
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 from relay.actors.quota import QuotaActor
+from relay.auth.caller import Caller
 from relay.auth.metrics import KeyMetrics
 from relay.errors import InvalidRequest, RateLimited
-from relay.http.exchange import Exchange
 from relay.messages import Denied, Limits, Standing
+
+
+class Metered(Protocol):
+    """What is counted: an exchange."""
+
+    caller: Caller
+    answer_id: str
+    headers: dict[str, str]
+    is_metered: bool
+    n_prompt: int
+    n_generated: int
 
 
 class Meter:
@@ -18,9 +30,9 @@ class Meter:
 
     def __init__(self, quota: QuotaActor | None, metrics: KeyMetrics) -> None:
         self._quota, self._metrics = quota, metrics
-        self._holders: dict[str, Exchange] = {}  # by the answer's id: whose end settles it
+        self._holders: dict[str, Metered] = {}  # by the answer's id: whose end settles it
 
-    async def start(self, exchange: Exchange, n_prompt: int, n_tokens: int) -> None:
+    async def start(self, exchange: Metered, n_prompt: int, n_tokens: int) -> None:
         """Return when the request may start; then `end` must follow. `n_tokens`: of its prompts, and the most that it may generate.
 
         An exchange that goes on with an answer goes on with what was granted for it, and ends it in place of the one before.
@@ -48,14 +60,14 @@ class Meter:
         self._holders[exchange.answer_id] = exchange
         exchange.is_metered = True
 
-    def end(self, exchange: Exchange, n_tokens: int) -> None:
+    def end(self, exchange: Metered, n_tokens: int) -> None:
         """It used so many tokens."""
         if exchange.is_metered and self._quota is not None:
             exchange.is_metered = False
             del self._holders[exchange.answer_id]
             self._quota.settle(exchange.answer_id, n_tokens)
 
-    def end_later(self, exchange: Exchange, n_tokens: int, n_left: int) -> Callable[[int, bool], None]:
+    def end_later(self, exchange: Metered, n_tokens: int, n_left: int) -> Callable[[int, bool], None]:
         """Its client has left `n_left` choices that go on; the others used `n_tokens` so far. To be called with the tokens of each of them
         when it has ended, and whether it goes on at another gateway, which charges for it then."""
         name, n_seen = exchange.caller.name, exchange.n_generated

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Literal
 import trio
 
 from relay.actors.gateway import Bell, Flight, GatewayActor
+from relay.auth.caller import Caller
 from relay.clock import now_ns
 from relay.errors import DeadlineExceeded, RequestError, StreamLost
+from relay.http.limits import Meter
 from relay.ledger.ledger import Ledger
 from relay.ledger.spans import Span
-from relay.messages import Address, Resumable
+from relay.messages import Address, Limits, Resumable
 from relay.simulation.scenario import Visit, Wish
 from relay.simulation.violation import Violation
 
@@ -40,6 +42,9 @@ class Connection:
         self.placed: dict[str, Address] = {}  # where its flights were when it ended
         self.ended_s = 0.0
         self.done = trio.Event()
+        self.caller = Caller(name=visit.key or None, limits=world.scenario.limits.get(visit.key, Limits()))
+        self.answer_id, self.is_metered, self.headers = name, False, dict[str, str]()
+        self.n_prompt, self.n_generated = sum(len(wish.prompt) for wish in visit.wishes), 0
 
     def places(self) -> dict[str, Address]:
         """Where its flights are now."""
@@ -56,6 +61,8 @@ class Connection:
     async def _serve(self, start: Callable[[Flight], None]) -> None:
         outcome: Outcome = "broken"
         limit_s = (self.deadline_ns - now_ns()) / 1e9 if self.deadline_ns else float("inf")
+        if self.life.meter is not None and not await self._may_start(self.life.meter):
+            return
         try:
             for flight in self.flights:
                 start(flight)
@@ -69,12 +76,42 @@ class Connection:
             self.ended_s = trio.current_time()
             self.placed = self.places()
             if not self.life.dead:
-                for flight in self.flights:
-                    self._close(flight, gone=outcome == "left" or isinstance(self.error, StreamLost))
+                self._close_all(gone=outcome == "left" or isinstance(self.error, StreamLost))
                 self.ledger.close(Span.CANCELLED if outcome in ("left", "failed") else Span.OUT_DETOKENIZE, now_ns())
                 self.world.watch.ledger(self.name, self.ledger, self.flights)
             self.outcome = "broken" if self.life.dead else outcome
             self.done.set()
+
+    async def _may_start(self, meter: Meter) -> bool:
+        """Whether its key's limits have room. Else it has ended."""
+        outcome: Outcome = "broken"
+        n_most = sum(wish.stopping.max_tokens for wish in self.visit.wishes)
+        may = False
+        try:
+            await meter.start(self, self.n_prompt, self.n_prompt + n_most)
+            may = not self.life.dead
+            self.world.watch.keys.granted(self)
+        except RequestError as error:
+            outcome, self.error = "failed", error
+        finally:
+            if not may:
+                self.ended_s = trio.current_time()
+                self.outcome = outcome
+                self.done.set()
+        return may
+
+    def _close_all(self, *, gone: bool) -> None:
+        """What goes on without its client is charged for when it has ended."""
+        going_on = [flight for flight in self.flights if gone and self._gateway.goes_on(flight)]
+        self.n_generated = sum(len(flight.ids) for flight in self.flights)
+        ended = sum(len(flight.ids) for flight in self.flights if flight not in going_on)
+        on_spent: Callable[[int, bool], None] = lambda n, resumed: None  # noqa: E731
+        if self.life.meter is not None and going_on:
+            on_spent = self.life.meter.end_later(self, self.n_prompt + ended, len(going_on))
+        elif self.life.meter is not None:
+            self.life.meter.end(self, self.n_prompt + self.n_generated)
+        for flight in self.flights:
+            self._close(flight, gone, on_spent)
 
     async def _take(self) -> Outcome:
         left, ledger = list(range(len(self.flights))), self.ledger
@@ -83,7 +120,7 @@ class Connection:
                 flight, stop_at = self.flights[i], self.visit.wishes[i].stop_at
                 if flight.finish is not None or (stop_at and len(flight.ids) >= stop_at):
                     left.remove(i)
-                    self._close(flight, gone=False)
+                    self._close(flight, False, lambda n, resumed: None)
                 elif flight.error is not None:
                     self.error = flight.error
                     return "failed"
@@ -99,13 +136,13 @@ class Connection:
             await self.life.runs()
             ledger.close(Span.OUT_HANDOFF, now_ns())
 
-    def _close(self, flight: Flight, *, gone: bool) -> None:
+    def _close(self, flight: Flight, gone: bool, on_spent: Callable[[int, bool], None]) -> None:
         """If it had not ended, somebody must hear of it."""
         gateway, watch = self._gateway, self.world.watch
         flew = gateway._flights.get(flight.request_id) is flight and not flight.ended
         to, before = flight.decode or gateway._router, watch.n_endings_sent
         if gone:
-            gateway.leave(flight, "the client left")
+            gateway.leave(flight, "the client left", on_spent)
         else:
             gateway.close(flight, "it is answered")
         if flew and to is not None and watch.n_endings_sent == before and not self.life.dead:

@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING, Any
 from relay.actors.decode import DecodeActor
 from relay.actors.gateway import Flight
 from relay.actors.router import RouterActor
-from relay.errors import DeadlineExceeded, Draining, Overloaded, PoisonRequest, RequestTooLarge, StreamLost, Unavailable
+from relay.errors import (
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    Overloaded,
+    PoisonRequest,
+    RateLimited,
+    RequestTooLarge,
+    StreamLost,
+    Unavailable,
+)
 from relay.policy.cache_index import CacheIndex, hints
 from relay.policy.poison import digest
 from relay.simulation.client import Client
 from relay.simulation.connection import Connection
+from relay.simulation.keys import held
 from relay.simulation.life import Life
 
 if TYPE_CHECKING:
@@ -71,6 +82,8 @@ def _is_explained(world: "World", connection: Connection) -> bool:
             return visit.resumes and (visit.doubles or world.faults.n_struck > 0 or visit.patience_s < 100)
         case RequestTooLarge():
             return any(flight.request_id in world.faults.too_large for flight in connection.flights)
+        case RateLimited() | InvalidRequest():
+            return world.watch.keys.may_refuse(connection)
         case Draining():
             return connection.life.draining
         case _:
@@ -106,6 +119,8 @@ def _of_blocks(life: Life) -> Iterator[Problem]:
 
 
 def _of_actors(life: Life) -> Iterator[Problem]:
+    for request_id in held(life):
+        yield "limits", f"{life} counts {request_id} as running"
     for name, actor in life.actors.items():
         for attribute, value in (*vars(actor).items(), *(vars(actor._logs).items() if isinstance(actor, DecodeActor) else ())):
             if attribute not in _MAY_REMEMBER and not attribute.startswith("_context"):

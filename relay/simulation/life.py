@@ -4,13 +4,18 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import trio
+from prometheus_client import CollectorRegistry
 
 from relay.actors.decode import DecodeActor
 from relay.actors.gateway import GatewayActor
+from relay.actors.limiter import LimiterActor
 from relay.actors.prefill import PrefillActor
+from relay.actors.quota import QuotaActor
 from relay.actors.router import RouterActor
+from relay.auth.metrics import KeyMetrics
 from relay.engine.host import EngineHost
 from relay.errors import Draining
+from relay.http.limits import Meter
 from relay.kv.book import BlockBook
 from relay.kv.pools import Pools
 from relay.messages import Address, Admit, Expect, Message, Prefill
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from relay.simulation.world import World
 
 MODEL = "modelled"
-Actor = GatewayActor | RouterActor | PrefillActor | DecodeActor
+Actor = GatewayActor | RouterActor | PrefillActor | DecodeActor | QuotaActor | LimiterActor
 
 
 class Life:
@@ -58,6 +63,7 @@ class Life:
         self.actors: dict[str, Actor] = {}
         self.pools: Pools | None = None
         self.compute: SimulatedCompute | None = None
+        self.meter: Meter | None = None
         if plan.n_blocks:
             self._load_engine()
         else:
@@ -83,6 +89,11 @@ class Life:
         for name in self.plan.actors:
             if name.startswith("gateway/"):
                 self.actors[name] = GatewayActor(max_attempts=scenario.max_attempts, on_event=watch.gateway_says)
+            elif name.startswith("quota/"):
+                self.actors[name] = quota = QuotaActor()
+                self.meter = Meter(quota, KeyMetrics(CollectorRegistry()))
+            elif name.startswith("limiter/"):
+                self.actors[name] = LimiterActor(tuple(name for worker in scenario.workers for name in worker.actors if "quota/" in name))
             else:
                 self.actors[name] = RouterActor(scenario.router, MODEL, caching=scenario.caching)
 

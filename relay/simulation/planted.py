@@ -8,8 +8,8 @@ _NODE, _LOG, _AHEAD = "relay.runtime.node", "relay.engine.token_log", "relay.eng
 _ENGINE, _LINE, _ROWS, _SPECULATION, _STEP = (f"relay.engine.{name}" for name in ("engine", "line", "rows", "speculation", "step"))
 _ARRIVALS = "relay.engine.arrivals"
 _LIFE, _MACHINE, _FAULTS = "relay.simulation.life", "relay.simulation.machine", "relay.simulation.faults"
+_LIMITS = "relay.auth.limits"
 _THREAD, _SUPERVISOR, _INCARNATION, _RESTART = (f"relay.runtime.{name}" for name in ("compute", "supervisor", "incarnation", "restart"))
-_CHILD = "relay.simulation.child"
 
 MUTANTS: dict[str, tuple[Edit, ...]] = {
     # --- cancels
@@ -452,5 +452,14 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "        if entry.left_by is not None:\n            self._spent(entry.left_by, entry.key",
             "        if False:\n            self._spent(entry.left_by, entry.key",
         ),
+    ),
+    # --- what keys may
+    "a key may run one more than its limit": ((_LIMITS, "self.running >= limits.concurrency", "self.running > limits.concurrency"),),
+    "what a dead gateway had reserved is kept": (("relay.actors.limiter", "released = self._accounts.release(address)", "released = 0"),),
+    "a quota does not ask a new limiter again": (
+        ("relay.actors.quota", "            self._context.post(address, some[0].reserve)\n", "            pass\n"),
+    ),
+    "a stream that its client has left holds its key's place for ever": (
+        ("relay.http.limits", "            if n_open == 0:\n", "            if n_open < 0:\n"),
     ),
 }

@@ -5,12 +5,12 @@ Everything is drawn once per seed and from few values far apart, since extremes 
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from relay.config import RouterConfig, RuntimeConfig
 from relay.engine import modelled_runner
 from relay.kv.layout import KVLayout
-from relay.messages import Sampling, Stopping
+from relay.messages import Limits, Sampling, Stopping
 from relay.simulation.network import Delay
 from relay.simulation.oracle import Answer, answer
 
@@ -50,7 +50,7 @@ class Visit:
 
     patience_s: it leaves then; reads_s: how long it takes to take what there is; deadline_s: 0 for none. resumes: its stream can be
     resumed, and it comes back within returns_s after a break; doubles: once before the first connection has ended. poison: with how many
-    tokens it begins to kill whoever computes it.
+    tokens it begins to kill whoever computes it. key: whose it is; empty for nobody's.
     """
 
     arrives_s: float
@@ -65,6 +65,7 @@ class Visit:
     resumes: bool
     returns_s: float
     doubles: bool
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ class Pace:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """`spread_s`: requests come, and faults strike, within it. beside: steps are computed beside the compute thread.
-    stops_s: the server is told to drain then; 0 for never.
+
+    stops_s: the server is told to drain then; 0 for never. limits: of each key; empty where there are no keys.
     """
 
     workers: tuple[WorkerPlan, ...]
@@ -111,6 +113,7 @@ class Scenario:
     beside: bool
     verify_bytes_per_ms: int
     stops_s: float
+    limits: dict[str, Limits] = field(default_factory=dict)
 
     @property
     def needs_patience(self) -> bool:
@@ -127,11 +130,16 @@ def draw_scenario(draw: random.Random) -> Scenario:
     max_context = draw.choice((16, 40, 40, 72))
     workers = _workers(draw, max_context)
     spread_s = draw.choice((0.01, 0.05, 0.2, 0.6))
+    visits = _visits(draw, max_context, spread_s, sum(worker.name.startswith("gateway") for worker in workers))
+    limits = {name: _limits(draw) for name in ("one", "two")} if draw.random() < 0.25 else {}
+    if limits:
+        workers = tuple(_with_counting(worker) for worker in workers)
+        visits = tuple(replace(visit, key=draw.choice(list(limits))) for visit in visits)
     pace = _pace(draw)
     window = draw.choice((1, 2, 4, 8, 4096, 4096, 4096))
     return Scenario(
         workers=workers,
-        visits=_visits(draw, max_context, spread_s, sum(worker.name.startswith("gateway") for worker in workers)),
+        visits=visits,
         pace=pace,
         router=RouterConfig(
             placement=draw.choice(("kv_aware", "kv_aware", "least_loaded", "round_robin")),
@@ -153,7 +161,18 @@ def draw_scenario(draw: random.Random) -> Scenario:
         beside=draw.random() < 0.7,
         verify_bytes_per_ms=draw.choice((1, 1 << 20)),
         stops_s=spread_s * draw.random() if draw.random() < 0.06 else 0.0,
+        limits=limits,
     )
+
+
+def _limits(draw: random.Random) -> Limits:
+    return Limits(requests=draw.choice((0, 0, 3)), tokens=draw.choice((0, 0, 150)), concurrency=draw.choice((0, 1, 2)))
+
+
+def _with_counting(worker: WorkerPlan) -> WorkerPlan:
+    """With the actors that it has where there are keys."""
+    more = {name.replace("gateway", "quota").replace("router", "limiter"): False for name in worker.actors}
+    return replace(worker, actors={**worker.actors, **more})
 
 
 def _workers(draw: random.Random, max_context: int) -> tuple[WorkerPlan, ...]:

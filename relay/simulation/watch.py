@@ -39,6 +39,7 @@ from relay.messages import (
     Row,
     Tokens,
 )
+from relay.simulation.keys import Keys
 from relay.simulation.memory import GuardedMemory
 from relay.simulation.readers import Readers
 from relay.simulation.violation import Violation
@@ -90,6 +91,7 @@ class Watch:
         self._computed_ns: Counter[tuple[Address, str]] = Counter()  # of a request's steps at this decode actor
         self.n_endings_sent = 0
         self.readers = Readers(world.scenario.pace.grace_s)
+        self.keys = Keys(world)
 
     # --- messages
 
