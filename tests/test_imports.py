@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 
 # lowest first; rooms of one row do not import each other unless it says so
 LAYERS = (
-    ("errors", "config", "messages", "clock", "log", "__init__"),
+    ("errors", "config", "messages", "clock", "line_writer", "log", "__init__"),
     ("runtime",),
     ("text", "kv", "policy", "ledger", "openai", "auth"),
     ("kernels",),
@@ -18,7 +18,15 @@ LAYERS = (
     ("serve", "worker", "faults", "cli", "replay", "__main__"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
-SAME_ROW = {("engine", "model"), ("config", "errors"), ("cli", "serve"), ("__main__", "cli"), ("policy", "kv"), ("worker", "faults")}
+SAME_ROW = {
+    ("log", "line_writer"),
+    ("engine", "model"),
+    ("config", "errors"),
+    ("cli", "serve"),
+    ("__main__", "cli"),
+    ("policy", "kv"),
+    ("worker", "faults"),
+}
 
 
 def sources() -> list[tuple[str, Path]]:

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -13,6 +14,7 @@ from relay import config as configuration
 from relay import log
 from relay.cli.progress import model_progress
 from relay.errors import StartError
+from relay.line_writer import standard_output
 from relay.plan import Plan
 from relay.serve import Announcements, listen, prepare
 from relay.serve import serve as run_server
@@ -27,7 +29,8 @@ def serve(config: Path, bind: str | None) -> None:
     if bind is not None:
         configuration.split_bind(bind)
         settings = msgspec.structs.replace(settings, gateway=msgspec.structs.replace(settings.gateway, bind=bind))
-    console = Console(stderr=False, highlight=False, soft_wrap=True)
+    output: Any = standard_output()
+    console = Console(file=output, highlight=False, soft_wrap=True)
     log.configure("root", level="warning" if console.is_terminal else settings.log.level)
     listen(settings.gateway.bind).close()  # better now than after all the work
     with model_progress(console) as progress:

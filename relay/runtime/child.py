@@ -23,6 +23,8 @@ _PR_SET_PDEATHSIG = 1
 class Child:
     """`command` is given two more arguments: the number of its control descriptor, and our pid. Raises OSError if it cannot be started."""
 
+    is_spare = False  # it waited for its life, and has imported everything
+
     def __init__(self, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -64,6 +66,14 @@ class Child:
     def scheduled_ns(self) -> tuple[int, int]:
         """How long its threads have run, and have been runnable and waiting for a core, all told; zeros if that cannot be read."""
         return scheduled_ns(self.pid)
+
+    def is_stopped(self) -> bool:
+        """By a signal or a debugger, so that it does nothing."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        except (OSError, IndexError):
+            return False
 
     async def fence(self) -> str:
         """Kill if need be, reap, and say how it ended. Afterwards it writes no memory and has none."""

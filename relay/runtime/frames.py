@@ -63,6 +63,10 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     payload: bytes = b""
 
 
+class Begun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Worker to supervisor: I have my `Start`, and load. A process that waited as a spare says so at once, or it hangs."""
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to supervisor: everything is loaded, these actors run and the link socket accepts. Limits count from here."""
 
@@ -147,7 +151,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to supervisor: somebody sent me SIGTERM; have me drained."""
 
 
-Control = Start | Ready | Heartbeat | Crashed | WorkerUp | WorkerDown | Drain | Ask | Answer | Answers | Fault | Leave
+Control = Start | Begun | Ready | Heartbeat | Crashed | WorkerUp | WorkerDown | Drain | Ask | Answer | Answers | Fault | Leave
 
 _encode = msgspec.msgpack.Encoder().encode
 _frame_decoder = msgspec.msgpack.Decoder(Frame)

@@ -25,7 +25,22 @@ from relay.messages import Address
 from relay.runtime.asks import SUPERVISOR, Handler, answer_safely
 from relay.runtime.child import die_with
 from relay.runtime.control import ControlChannel, Outbox
-from relay.runtime.frames import Answer, Answers, Ask, Crashed, Drain, Fault, Heartbeat, Leave, Ready, Start, WorkerDown, WorkerUp, pack
+from relay.runtime.frames import (
+    Answer,
+    Answers,
+    Ask,
+    Begun,
+    Crashed,
+    Drain,
+    Fault,
+    Heartbeat,
+    Leave,
+    Ready,
+    Start,
+    WorkerDown,
+    WorkerUp,
+    pack,
+)
 from relay.runtime.node import Context, Node
 from relay.runtime.peers import Peers
 
@@ -209,6 +224,7 @@ async def _main(sock: socket.socket, assemble: Assemble) -> bool:
         start, fds = received or (None, {})
         if not isinstance(start, Start):
             raise RuntimeFault(f"expected Start, found {type(start).__name__}")
+        await channel.send(pack(Begun()))
         await Host(channel, start).serve(assemble, fds)
     except Exception as error:
         cause = _first_cause(error)

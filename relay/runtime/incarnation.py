@@ -18,7 +18,7 @@ from relay.config import RuntimeConfig
 from relay.errors import FrameTooLarge, RuntimeFault
 from relay.runtime.child import Child
 from relay.runtime.control import Outbox, close_all
-from relay.runtime.frames import Answer, Ask, Control, Crashed, Fault, Heartbeat, Leave, Ready, Start
+from relay.runtime.frames import Answer, Ask, Begun, Control, Crashed, Fault, Heartbeat, Leave, Ready, Start
 from relay.runtime.suspicion import Blame, blame_of
 
 _EXIT_WITHIN_S = 0.5  # a dying interpreter closes its sockets before it exits with its code
@@ -58,6 +58,7 @@ class Incarnation:
         self._child: Child | None = None
         self._outbox: Outbox | None = None
         self._ready, self._heard = trio.Event(), 0.0
+        self._begun = False
         self._scheduled = trio.current_time(), (0, 0)  # when it was last looked at, and what it was
         self._starved = self._busy = False
         self._late_step = -1
@@ -133,6 +134,8 @@ class Incarnation:
                     self._on_heartbeat(frame)
                 case Crashed():
                     self._last_words = frame
+                case Begun() if not self._begun:
+                    self._begun = True
                 case Ready() if not self._ready.is_set():
                     self.state = "up"
                     self._ready.set()
@@ -171,10 +174,7 @@ class Incarnation:
     async def _guard(self) -> None:
         """Kill it when it is not ready in time, and when it is silent afterwards: soon if it does nothing, late if it runs or would like
         to, for a loop that spins for ever must end as well."""
-        with trio.move_on_after(self._settings.ready_within_s):
-            await self._ready.wait()
-        if not self._ready.is_set():
-            self.end(f"not ready in {self._settings.ready_within_s:g} s (runtime.ready_within_s)")
+        await self._guard_start()
         round_s = self._settings.silent_s / 4
         while True:
             before = trio.current_time()
@@ -188,6 +188,29 @@ class Incarnation:
                 if (self._starved or self._busy) and now - self._heard < _EXCUSED_FOR_AT_MOST * self._settings.silent_s:
                     continue
                 self.end(f"silent for {now - self._heard:.1f} s (runtime.silent_s is {self._settings.silent_s:g})", blame="anybody")
+
+    async def _guard_start(self) -> None:
+        """Until it is ready. Loading takes as long as it takes, but not in a process that is stopped, nor in a spare that says nothing to
+        its Start: that one is no death of this worker's."""
+        settings, began = self._settings, trio.current_time()
+        ran = loaded = began  # when it last ran or waited for a core; and when it was last not stopped
+        give_up = began + settings.ready_within_s
+        while not self._ready.is_set():
+            with trio.move_on_at(min(give_up, trio.current_time() + settings.silent_s / 4)):
+                await self._ready.wait()
+                return
+            assert self._child is not None
+            now = trio.current_time()
+            self._look_at_cores()
+            ran = now if self._starved or self._busy else ran
+            loaded = loaded if self._child.is_stopped() else now
+            limit = f"(runtime.silent_s is {settings.silent_s:g})"
+            if now >= give_up:
+                self.end(f"not ready in {settings.ready_within_s:g} s (runtime.ready_within_s)")
+            elif now - loaded > settings.silent_s:
+                self.end(f"stopped for {now - loaded:.1f} s while it started {limit}", announced=True)
+            elif self._child.is_spare and not self._begun and now - ran > settings.silent_s:
+                self.end(f"its process, a spare, was silent for {now - ran:.1f} s {limit}", announced=True)
 
     async def _watch(self) -> None:
         """Second net: end of file never comes if something inherited the control socket."""

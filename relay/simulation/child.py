@@ -13,7 +13,7 @@ import trio
 
 from relay.runtime.child import Child
 from relay.runtime.control import ControlChannel
-from relay.runtime.frames import Control, Drain, Heartbeat, Ready, Start, WorkerDown, WorkerUp, decode_control, pack
+from relay.runtime.frames import Begun, Control, Drain, Heartbeat, Ready, Start, WorkerDown, WorkerUp, decode_control, pack
 
 if TYPE_CHECKING:
     from relay.simulation.life import Life
@@ -68,6 +68,10 @@ class SimulatedChild(Child):
         """Cores are no matter here."""
         return 0, 0
 
+    def is_stopped(self) -> bool:
+        """A life that stands still is silent; one that loads does not stand still here."""
+        return False
+
     def ends(self, how: str) -> None:
         """The process is over. `how`: as `Child.fence` says it."""
         if not self._ended:
@@ -85,6 +89,7 @@ class SimulatedChild(Child):
         root = self.world.supervisor
         match frame:
             case Start():
+                self.say(Begun())
                 root.load(self, frame)
             case WorkerUp():
                 self._then(lambda life: life.hear_up(root.life(frame.worker, frame.epoch)))
