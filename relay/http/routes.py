@@ -17,6 +17,7 @@ from relay.runtime.asks import SUPERVISOR
 from relay.runtime.frames import Answers
 
 _ANSWER_WITHIN_S = 1.0
+_ARMED_WITHIN_S = 10.0  # a busy worker's answer counts as well
 _ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(r[0-9a-f]{10}-.+)")  # of an answer's body: our ID of its request, behind what kind it is
 _FAMILIES = msgspec.msgpack.Decoder(list[Family])
 
@@ -134,7 +135,7 @@ class ServerRoutes:
         if not self._allow_faults:
             raise Forbidden("this server's config does not say runtime.allow_faults")
         body = await exchange.read_body(1 << 16, _ANSWER_WITHIN_S)
-        answers = await self._ask("fault", body, _ANSWER_WITHIN_S)
+        answers = await self._ask("fault", body, _ARMED_WITHIN_S)
         if b"armed" not in answers.answers.values():
             raise InvalidRequest("no worker armed this fault; see `relay.faults` for what it may be")
         await exchange.respond(202, b'{"armed":true}')

@@ -73,7 +73,7 @@ class Root:
         self.is_stopping = True
         began_s, within_s = trio.current_time(), self._world.scenario.pace.drain_s
         await self.supervisor.drain(within_s)
-        if trio.current_time() > began_s + within_s + 2 * len({plan.drain_rank for plan in self.plans.values()}):
+        if trio.current_time() > began_s + within_s + 2 * len(dict.fromkeys(plan.drain_rank for plan in self.plans.values())):
             raise Violation("drain", f"the server has drained for {trio.current_time() - began_s:g} s; it had {within_s:g} s")
 
     def lives(self) -> list[Life]:
