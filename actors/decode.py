@@ -84,6 +84,7 @@ class Entry:
     log: TokenLog | None
     state: Literal["leased", "revoking", "running", "dropping"] = "leased"
     reader: int = 0  # of those at its gateways, by `Resume.reader`
+    answered: bool = False  # to its client's content, by fewer tokens than it might have had
     left_by: Address | None = None  # the gateway that waits to hear what it came to
     scores: tuple[Logprobs, ...] = ()  # of its prompt, as far as they came ahead of it
     first: Row | None = None
@@ -474,6 +475,7 @@ class DecodeActor:
         if entry is None:
             self._tombstones.add(key)
         elif entry.log is None or message.gateway in (None, entry.gateway):  # else it has changed hands
+            entry.answered = message.answered
             self._cancel(entry)  # its log stays: of several choices one may end at a stop string, and the stream be resumed later
 
     def _cancel(self, entry: Entry) -> None:
@@ -623,7 +625,7 @@ class DecodeActor:
             self._book.free(entry.blocks)
         self._host.nudge()
         self._wake_drain()
-        self._leave(entry.router, entry.key, n_generated, finished=finished)
+        self._leave(entry.router, entry.key, n_generated, finished=finished or entry.answered)
 
     async def _expire(self) -> None:
         """A resumable attempt that nobody took over in its grace time has nobody left."""

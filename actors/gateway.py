@@ -169,10 +169,13 @@ class GatewayActor:
             except LaneFull:
                 self._end(flight, error=Overloaded("the router is behind; try again later", retry_after_s=1.0))
 
-    def close(self, flight: Flight, reason: str) -> None:
-        """Nobody wants more of it (a stop string, a client that left, a deadline): stop it wherever it is. Idempotent."""
+    def close(self, flight: Flight, reason: str, *, answered: bool = False) -> None:
+        """Nobody wants more of it (a stop string, a client that left, a deadline): stop it wherever it is. Idempotent.
+
+        `answered`: its client has a whole answer.
+        """
         if self._remove(flight) and not flight.ended:
-            self._cancel(flight, reason)
+            self._cancel(flight, reason, answered=answered)
 
     def leave(self, flight: Flight, reason: str, on_spent: Callable[[int, bool], None] = lambda n, resumed: None) -> None:
         """Its client has gone. A resumable one that is placed goes on for a while, for whoever takes it over; any other ends.
@@ -212,12 +215,11 @@ class GatewayActor:
             self.leave(flight, error.code)
             self._end(flight, error=error)
 
-    def _cancel(self, flight: Flight, reason: str) -> None:
-        to = flight.decode or self._router
+    def _cancel(self, flight: Flight, reason: str, *, answered: bool = False) -> None:
+        to, us = flight.decode or self._router, self._context.address
         if to is not None:
-            self._context.post(
-                to, Cancel(request_id=flight.request_id, attempt=flight.attempt, reason=reason, gateway=self._context.address)
-            )
+            cancel = Cancel(request_id=flight.request_id, attempt=flight.attempt, reason=reason, gateway=us, answered=answered)
+            self._context.post(to, cancel)
 
     def _admit(self, flight: Flight) -> None:
         """Again. Without a router it waits for one to come up."""

@@ -415,13 +415,15 @@ class Displaced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Gateway to router or decode: nobody waits for this attempt. Idempotent; leaves a tombstone where the attempt is not known yet.
 
-    Of no effect on a resumable attempt that `gateway` does not read (any more).
+    Of no effect on a resumable attempt that `gateway` does not read (any more). `answered`: its client has all that it wanted, as with a
+    stop string, so that its length is an answer's.
     """
 
     request_id: str
     attempt: int
     reason: str
     gateway: Address | None = None
+    answered: bool = False
 
 
 class Detach(msgspec.Struct, frozen=True, kw_only=True, tag=True):

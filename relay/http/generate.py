@@ -323,7 +323,7 @@ class Endpoint(ABC, Generic[Request]):
                     if own is not None:
                         own.add(tokens)
                 if choice.finish is not None:
-                    self._gateway.close(choice.flight, "a stop string")
+                    self._gateway.close(choice.flight, "a stop string", answered=True)
                 elif choice.flight.error is not None and not choice.is_behind:
                     raise choice.flight.error
                 await pace.breathe()
@@ -379,7 +379,7 @@ class Endpoint(ABC, Generic[Request]):
                         event = events.text(choice.index, text, scores=scores, usage=now_usage)
                         data.append(positions.mark(event, choice) if positions is not None else event)
                     if choice.finish is not None:
-                        self._gateway.close(choice.flight, "a stop string")
+                        self._gateway.close(choice.flight, "a stop string", answered=True)
                         event = events.finish(choice.index, choice.finish, usage=now_usage)
                         if not choice.replay.finished:
                             data.append(positions.mark(event, choice, finished=True) if positions is not None else event)

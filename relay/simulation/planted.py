@@ -47,7 +47,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "gateway does not cancel what it closes": (
         (
             _GATEWAY,
-            "        if self._remove(flight) and not flight.ended:\n            self._cancel(flight, reason)",
+            "        if self._remove(flight) and not flight.ended:\n            self._cancel(flight, reason, answered=answered)",
             "        self._remove(flight)",
         ),
     ),
@@ -217,7 +217,9 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "the router is not told who is dead": ((_GATEWAY, "            dead=flight.dead,\n", "            dead=(),\n"),),
     "an older attempt is not given up for a newer": ((_DECODE, "            self._cancel(other)\n", "            pass\n"),),
     # --- places
-    "Left is not sent": ((_DECODE, "        self._leave(entry.router, entry.key, n_generated, finished=finished)\n", ""),),
+    "Left is not sent": (
+        (_DECODE, "        self._leave(entry.router, entry.key, n_generated, finished=finished or entry.answered)\n", ""),
+    ),
     "prefill does not say Left": ((_PREFILL, "        self._leave(job.message)\n", ""),),
     "a declined request is dropped": ((_ROUTER, "        self._queue.add(Queued(place.admit, now_ns(), declined=True))\n", ""),),
     "a waiter is forgotten": (
