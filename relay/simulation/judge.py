@@ -11,6 +11,7 @@ from relay.actors.decode import DecodeActor
 from relay.actors.gateway import Flight
 from relay.actors.router import RouterActor
 from relay.errors import (
+    ContextTooLong,
     DeadlineExceeded,
     Draining,
     InvalidRequest,
@@ -76,6 +77,8 @@ def _is_explained(world: "World", connection: Connection) -> bool:
             waited = error.message.startswith("no worker had a place") and scenario.router.queue_timeout_s < 100
             fresh = all(not flight.ids for flight in connection.flights if flight.error is error)
             return waited or (fresh and scenario.needs_patience)
+        case ContextTooLong():
+            return not all(scenario.has_room_for(wish) for wish in visit.wishes)
         case DeadlineExceeded():
             return visit.deadline_s > 0
         case StreamLost():

@@ -95,7 +95,7 @@ class Life:
             elif name.startswith("limiter/"):
                 self.actors[name] = LimiterActor(tuple(name for worker in scenario.workers for name in worker.actors if "quota/" in name))
             else:
-                self.actors[name] = RouterActor(scenario.router, MODEL, caching=scenario.caching)
+                self.actors[name] = RouterActor(scenario.router, MODEL, caching=scenario.caching, room=scenario.room())
 
     def _load_engine(self) -> None:
         scenario = self.world.scenario

@@ -464,4 +464,22 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a stream that its client has left holds its key's place for ever": (
         ("relay.http.limits", "            if n_open == 0:\n", "            if n_open < 0:\n"),
     ),
+    # --- pools too small
+    "what only an absent worker has room for is refused": (
+        (
+            _ROUTER,
+            "            room = self._room.get(role, 0)\n",
+            "            room = max(w.n_tokens for w in (self._decode if role == 'decode' else self._prefill).values())\n",
+        ),
+    ),
+    "who waits for an absent worker's room is forgotten": (
+        (_ROUTER, "        self._queue.bring_back()  # it may", "        pass  # it may"),
+    ),
+    "a request is placed where it has no room": (
+        (
+            "relay.policy.placement",
+            "    return [worker for worker in workers if n_tokens <= worker.n_tokens]\n",
+            "    return list(workers)\n",
+        ),
+    ),
 }

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from relay.config import RouterConfig, RuntimeConfig
+from relay.config import Role, RouterConfig, RuntimeConfig
 from relay.engine import modelled_runner
 from relay.kv.layout import KVLayout
 from relay.messages import Limits, Sampling, Stopping
@@ -120,6 +120,19 @@ class Scenario:
         """Whether a healthy server may refuse for want of room."""
         return self.router.max_queue < 100 or self.window < 100 or self.router.queue_timeout_s < 100
 
+    def room(self) -> dict[Role, int]:
+        """Tokens that the largest pool of those holds whose role it is, not only in reserve."""
+        found: dict[Role, int] = {}
+        for worker in self.workers:
+            for role in ("prefill", "decode"):
+                if role in worker.roles() and role not in worker.roles(reserve=True):
+                    found[role] = max(found.get(role, 0), worker.n_blocks * BLOCK_TOKENS)
+        return found
+
+    def has_room_for(self, wish: Wish) -> bool:
+        """Whether this server, when it is whole, can answer it, also if it must begin again with all tokens but the last."""
+        return len(wish.prompt) + wish.stopping.max_tokens <= min(self.room().values())
+
 
 def layout(n_blocks: int) -> KVLayout:
     """Of every pool: two layers, so that a push can stop between them."""
@@ -131,7 +144,7 @@ def draw_scenario(draw: random.Random) -> Scenario:
     workers = _workers(draw, max_context)
     spread_s = draw.choice((0.01, 0.05, 0.2, 0.6))
     visits = _visits(draw, max_context, spread_s, sum(worker.name.startswith("gateway") for worker in workers))
-    limits = {name: _limits(draw) for name in ("one", "two")} if draw.random() < 0.25 else {}
+    limits = {name: _limits(draw) for name in ("one", "two")} if draw.random() < 0.15 else {}
     if limits:
         workers = tuple(_with_counting(worker) for worker in workers)
         visits = tuple(replace(visit, key=draw.choice(list(limits))) for visit in visits)
@@ -187,7 +200,7 @@ def _workers(draw: random.Random, max_context: int) -> tuple[WorkerPlan, ...]:
         "mixed": (draw.choice((0, 1, 2)), draw.choice((0, 1, 2)), 1),
         "reserve": (draw.choice((1, 2)), draw.choice((1, 2)), 0),
     }[shape]
-    sizes = draw.choice(((0,), (0, 3), (0, 3, 40), (60,)))
+    sizes = draw.choice(((0,), (0, 3), (0, 3, 40), (60,), (-least // 2, 0, 40), (-least // 2, -least // 3)))
     numbers = {"prefill": 0, "decode": 0}
 
     def name(role: str) -> str:
@@ -200,7 +213,7 @@ def _workers(draw: random.Random, max_context: int) -> tuple[WorkerPlan, ...]:
             actors = {name(role): False for role in (("prefill", "decode") if kind == "both" else (kind,))}
             if shape == "reserve":
                 actors[name("decode" if kind == "prefill" else "prefill")] = True
-            workers.append(WorkerPlan(f"{kind}-{i}", actors, least + draw.choice(sizes), starts()))
+            workers.append(WorkerPlan(f"{kind}-{i}", actors, max(2, least + draw.choice(sizes)), starts()))
     return tuple(workers)
 
 

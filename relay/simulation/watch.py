@@ -394,6 +394,12 @@ class Watch:
         self._next[source, gateway, key] = row.first + len(row.ids)
 
     def _nobody_waits_for_nothing(self, router: RouterActor, address: Address) -> None:
+        for key in router._queue._aside if router.ready() else ():
+            admit = router._queue._waiting[key][1].admit
+            n_tokens, most = len(admit.tokens), admit.n_prompt + admit.stopping.max_tokens
+            rooms = (router._prefill.values(), n_tokens), (router._decode.values(), most)
+            if all(any(n <= worker.n_blocks * worker.block_tokens for worker in workers) for workers, n in rooms):
+                raise Violation("waiter forgotten", f"{address} has set {key} aside, and there is room for it")
         first = router._queue.first()
         if first is None or not router.ready():
             return
