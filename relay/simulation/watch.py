@@ -403,7 +403,9 @@ class Watch:
         first = router._queue.first()
         if first is None or not router.ready():
             return
-        decode = [worker for worker in router._decode.values() if not worker.reserve] or list(router._decode.values())
+        most = first.admit.n_prompt + first.admit.stopping.max_tokens
+        able = [worker for worker in router._decode.values() if most <= worker.n_blocks * worker.block_tokens]
+        decode = [worker for worker in able if not worker.reserve] or able
         idle = all(not worker.placed and not worker.withheld for worker in decode)
         if idle:
             raise Violation("waiter forgotten", f"{address} keeps {first.admit.request_id} waiting though all workers are idle")
