@@ -17,7 +17,7 @@ struct ThreadCounters {
 };
 
 // Not copied; `begin` and `finish` are called in turn, by one thread at a time. The threads are made by the first `begin`, so that they inherit
-// the caller's niceness.
+// the caller's niceness (which one that is, and why: thread_pool.py).
 class ThreadPool {
   public:
     // work(context, phase, chunk, thread): called once for each chunk of each phase; phase p + 1 begins when all chunks of p have returned.

@@ -47,7 +47,7 @@ def _nothing() -> None:
 
 
 class ComputeThread(Generic[Job, Result]):
-    """`on_thread_start` runs first on the thread (affinity, torch threads). `niceness` lets a woken loop go before a spinning step."""
+    """`on_thread_start` runs first on the thread (affinity, torch threads). `niceness`, its own, lets a woken loop go before it."""
 
     def __init__(
         self,
