@@ -45,6 +45,7 @@ from relay.messages import (
     Up,
 )
 from relay.policy.poison import PoisonMemory, digest
+from relay.runtime.mailbox import AtOnce
 from relay.runtime.node import Context
 
 log = structlog.get_logger()
@@ -145,10 +146,12 @@ class GatewayActor:
     async def run(self, context: Context) -> None:
         """Serve until the worker ends; whatever still flies then ends in a typed error."""
         self._context = context
+        context.inbox.take_at_once(AtOnce(Tokens, self._on_tokens))
         try:
             async for message in context.inbox:
                 self._on(message)  # type: ignore[arg-type]
         finally:
+            context.inbox.take_at_once(None)
             self.end_all(Unavailable("the gateway stopped; try again"))
 
     @property

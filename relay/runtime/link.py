@@ -168,8 +168,11 @@ class Link:
                 if hello is not None:
                     self._on_hello(hello, stream, nursery)
                 while data := await stream.receive_some(MAX_READ):
-                    for body in reader.feed(data):
-                        self._on_frame(decode_frame(body), stream, nursery)
+                    bodies = reader.feed(data)
+                    for n, body in enumerate(
+                        bodies, 1
+                    ):  # one of a read at most is taken at once: behind a backlog, others have their turns
+                        self._on_frame(decode_frame(body), stream, nursery, at_once=n == len(bodies))
             except trio.BrokenResourceError:
                 pass  # a cut: `carry` is called again, or the supervisor says Down
             except (FrameTooLarge, msgspec.DecodeError) as error:
@@ -187,7 +190,7 @@ class Link:
         nursery.start_soon(self._ack_when_quiet)
         self.connected.set()
 
-    def _on_frame(self, frame: Frame, stream: trio.abc.Stream, nursery: trio.Nursery) -> None:
+    def _on_frame(self, frame: Frame, stream: trio.abc.Stream, nursery: trio.Nursery, *, at_once: bool) -> None:
         match frame:
             case Hello() if not self.connected.is_set():
                 self._on_hello(frame, stream, nursery)
@@ -195,7 +198,7 @@ class Link:
                 self._state.acked(frame.received)
             case Deliver() if self.connected.is_set():
                 if self._state.fresh(frame.seq):
-                    self._node.delivered((self.worker, self.epoch), frame.to, frame.body)
+                    self._node.delivered((self.worker, self.epoch), frame.to, frame.body, at_once=at_once)
                 self._owe()
             case Credit() if self.connected.is_set():
                 if self._state.fresh(frame.seq):

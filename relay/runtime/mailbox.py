@@ -8,6 +8,8 @@ that wait in a lane for credits: they go before whatever comes later.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -63,6 +65,15 @@ class Lane:
         self._waiting.unpark_all()
 
 
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """Messages of this kind may be given to `take` as they come, where `is_free` says that the actor has none in hand."""
+
+    kind: type
+    take: Callable[[Any], None]
+    is_free: Callable[[], bool] = lambda: True
+
+
 class Mailbox:
     """Messages for one actor, in order per sender. For one reader; iterating tells `taken` of each message, which returns its credit."""
 
@@ -71,12 +82,26 @@ class Mailbox:
         self._taken = taken
         self._closed = False
         self._reader = trio.lowlevel.ParkingLot()
+        self._at_once: AtOnce | None = None
 
-    def put(self, origin: Life | None, message: Message) -> None:
-        """Never waits. `origin` is the sending worker whose lane paid, or None where no credit was used."""
-        if not self._closed:
-            self._messages.append((origin, message))
-            self._reader.unpark()
+    def put(self, origin: Life | None, message: Message, *, at_once: bool = False) -> None:
+        """Never waits. `origin` is the sending worker whose lane paid, or None where no credit was used.
+
+        at_once: it may be taken here and now, if nothing lies before it and its actor has said how (`take_at_once`).
+        """
+        if self._closed:
+            return
+        now = self._at_once
+        if at_once and now is not None and not self._messages and isinstance(message, now.kind) and now.is_free():
+            self._taken(origin, message)
+            now.take(message)
+            return
+        self._messages.append((origin, message))
+        self._reader.unpark()
+
+    def take_at_once(self, how: AtOnce | None) -> None:
+        """For an actor that handles each message without waiting: then no turn of the loop lies between arrival and handling."""
+        self._at_once = how
 
     def close(self) -> None:
         """End the actor's iteration after what is already here; later mail is dropped."""

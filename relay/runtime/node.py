@@ -169,10 +169,10 @@ class Node:
 
     # --- for links
 
-    def delivered(self, origin: Life, to: Address, body: Message) -> None:
-        """A message from the link to `origin`; of no effect once that life is down."""
+    def delivered(self, origin: Life, to: Address, body: Message, *, at_once: bool = False) -> None:
+        """A message from the link to `origin`; of no effect once that life is down. at_once: see `Mailbox.put`."""
         if origin in self._links and to.epoch == self.epoch and to.actor in self._boxes:
-            self._boxes[to.actor].put(None if isinstance(body, self._outside) else origin, body)
+            self._boxes[to.actor].put(None if isinstance(body, self._outside) else origin, body, at_once=at_once)
 
     def credited(self, to: Address, n: int) -> None:
         if to in self._lanes:

@@ -21,7 +21,7 @@ from relay.kv.pools import Pools
 from relay.messages import Address, Admit, Expect, Message, Prefill
 from relay.policy.batching import StepClock
 from relay.runtime.frames import Ready, WorkerDown
-from relay.runtime.mailbox import Mailbox
+from relay.runtime.mailbox import AtOnce, Mailbox
 from relay.runtime.node import Context, Node
 from relay.simulation.compute import SimulatedCompute
 from relay.simulation.guesses import OracleDrafter
@@ -330,6 +330,25 @@ class SimulatedInbox(Mailbox):
         self._life, self._address, self._real = life, address, real
         self._draw = life.world.draw_of("inbox")
         self._last: Message | None = None
+        self._in_hand = False
+
+    def take_at_once(self, how: AtOnce | None) -> None:
+        """See `Mailbox.take_at_once`: half of them are."""
+        life, draw = self._life, self._life.world.draw_of("at once")
+
+        def take(message: Message) -> None:
+            assert how is not None
+            life.world.trace.mail("took", str(self._address), self._address, message)
+            life.reached(f"took {type(message).__name__}")
+            if life.dead:
+                return
+            life.world.watch.taken(life, self._address, message)
+            how.take(message)
+            life.world.watch.handled(life, self._address, message)
+            life.reached(f"handled {type(message).__name__}")
+
+        is_free: Callable[[], bool] = lambda: not self._in_hand and not life.dead and draw.random() < 0.5  # noqa: E731
+        self._real.take_at_once(None if how is None else AtOnce(how.kind, take, is_free))
 
     async def __anext__(self) -> Message:
         life, pace = self._life, self._life.world.scenario.pace
@@ -337,10 +356,12 @@ class SimulatedInbox(Mailbox):
             life.world.watch.handled(life, self._address, self._last)
             life.reached(f"handled {type(self._last).__name__}")
             self._last = None
+        self._in_hand = False
         if pace.take_s:
             await trio.sleep(pace.take_s * self._draw.random())
         await life.runs()
         message = await anext(self._real)
+        self._in_hand = True
         await life.runs()
         life.world.trace.mail("took", str(self._address), self._address, message)
         life.reached(f"took {type(message).__name__}")

@@ -64,7 +64,7 @@ class Link:
         """Raises FrameTooLarge for what this seed says that no frame holds."""
         if self._source.is_too_large(body):
             raise FrameTooLarge(f"{type(body).__name__} for {to}, as this seed has it")
-        self._send(lambda: self._target.node.delivered(self._source.key, to, body))
+        self._send(lambda: self._target.node.delivered(self._source.key, to, body, at_once=True))
 
     def credit(self, to: Address, n: int) -> None:
         self._send(lambda: self._target.node.credited(to, n))

@@ -372,6 +372,12 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "jobs looked at early are not given to a step": (
         (_THREAD, "            jobs = self.arrived()\n", "            self._arrived = []\n            jobs = self.arrived()\n"),
     ),
+    "what is taken at once overtakes what lies in the mailbox": (
+        ("relay.runtime.mailbox", "now is not None and not self._messages and isinstance", "now is not None and isinstance"),
+    ),
+    "what is taken at once gives no credit back": (
+        ("relay.runtime.mailbox", "            self._taken(origin, message)\n            now.take", "            now.take"),
+    ),
     # --- ledgers
     "a token's journey is charged though the next step was computed beside it": (
         (

@@ -13,7 +13,7 @@ from relay.errors import FrameTooLarge
 from relay.messages import Address, Refused
 from relay.runtime.frames import MAX_FRAME, Ack, Credit, Deliver, Hello, Reader, decode_frame, pack
 from relay.runtime.link import ACK_EVERY, Link, LinkState, read_hello
-from relay.runtime.mailbox import Mailbox
+from relay.runtime.mailbox import AtOnce, Mailbox
 from relay.runtime.node import Node
 
 SINK = Address("sink", 1)
@@ -311,5 +311,30 @@ def test_a_closed_link_carries_nothing() -> None:
             left, right = memory_stream_pair()
             await a_to_b.carry(left, Reader())
             assert await right.receive_some() == b""
+
+    run(main)
+
+
+def test_of_what_is_read_together_one_message_at_most_is_taken_at_once() -> None:
+    """A backlog is left to the mailbox, whose reader lets others have their turns between two messages; a message alone waits for none."""
+
+    async def main() -> None:
+        a, a_to_b, b_to_a, sink = two(window=64)
+        at_once: list[int] = []
+        sink.take_at_once(AtOnce(Refused, lambda message: at_once.append(message.attempt)))
+        for n in range(5):
+            a.offer(SINK, mail(n))
+        here, there = memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a_to_b.carry, here, Reader())
+            nursery.start_soon(accept, b_to_a, there)
+            await wait_all_tasks_blocked()
+            assert at_once == []
+            assert await take(sink, 5) == [0, 1, 2, 3, 4]
+            a.offer(SINK, mail(5))
+            await wait_all_tasks_blocked()
+            assert at_once == [5]
+            assert len(sink) == 0
+            nursery.cancel_scope.cancel()
 
     run(main)

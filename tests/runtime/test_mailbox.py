@@ -5,8 +5,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from relay.errors import LaneFull
-from relay.messages import Address, Message, Refused
-from relay.runtime.mailbox import Lane, Life, Mailbox
+from relay.messages import Address, Message, Refused, Up
+from relay.runtime.mailbox import AtOnce, Lane, Life, Mailbox
 
 TO = Address("sink", 1)
 
@@ -135,3 +135,36 @@ def test_a_cancelled_reader_loses_no_message() -> None:
         assert await anext(box) == mail(0)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_what_may_be_is_taken_at_once_and_never_overtakes() -> None:
+    taken: list[tuple[Life | None, Message]] = []
+    handled: list[Message] = []
+    in_hand = False
+
+    async def main() -> None:
+        nonlocal in_hand
+        box = Mailbox(lambda origin, message: taken.append((origin, message)))
+        box.take_at_once(AtOnce(Refused, handled.append, lambda: not in_hand))
+        box.put(("a", 1), mail(0), at_once=True)
+        assert handled == [mail(0)]
+        assert taken == [(("a", 1), mail(0))], "and its credit goes back"
+        box.put(None, mail(1))
+        box.put(("a", 1), mail(2), at_once=True)
+        assert handled == [mail(0)], "behind what lies there it waits"
+        assert [await anext(box), await anext(box)] == [mail(1), mail(2)]
+        in_hand = True
+        box.put(("a", 1), mail(3), at_once=True)
+        assert await anext(box) == mail(3)
+        in_hand = False
+        box.put(None, Up(address=TO), at_once=True)
+        assert await anext(box) == Up(address=TO), "of another kind"
+        box.take_at_once(None)
+        box.put(None, mail(4), at_once=True)
+        assert await anext(box) == mail(4)
+        box.close()
+        box.take_at_once(AtOnce(Refused, handled.append))
+        box.put(None, mail(5), at_once=True)
+
+    trio.run(main)
+    assert handled == [mail(0)]
