@@ -179,7 +179,7 @@ class Endpoint(ABC, Generic[Request]):
                     nursery.cancel_scope.cancel()
         finally:
             if gone or isinstance(error, StreamLost):  # another connection may have taken over, or be about to
-                self._leave(exchange, choices)
+                self._leave(exchange, choices, refused=error is not None)
             else:
                 for choice in choices:
                     self._gateway.close(choice.flight, "it is answered")
@@ -193,7 +193,7 @@ class Endpoint(ABC, Generic[Request]):
         if error is not None:
             raise error
 
-    def _leave(self, exchange: Exchange, choices: list[Choice]) -> None:
+    def _leave(self, exchange: Exchange, choices: list[Choice], *, refused: bool) -> None:
         """What goes on without its client is charged for when it has ended."""
         self._tell(exchange, choices)
         going_on = {choice.index for choice in choices if self._gateway.goes_on(choice.flight)}
@@ -202,7 +202,7 @@ class Endpoint(ABC, Generic[Request]):
         for choice in choices:
             self._gateway.leave(choice.flight, "the client left", on_spent)
         if not going_on:
-            self._settle(exchange, choices)
+            self._settle(exchange, choices, refused=refused)
 
     async def _understand(self, body: bytes) -> tuple[Request, list[Prompt]]:
         """Large bodies on a thread, so that other streams go on."""
