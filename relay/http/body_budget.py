@@ -35,7 +35,7 @@ class BodyBudget:
 
     def give_back(self, caller: Caller, n_bytes: int) -> None:
         self.held -= n_bytes
-        if caller.name is not None:
+        if caller.name is not None and n_bytes:
             self._by_key[caller.name] -= n_bytes
             if not self._by_key[caller.name]:
                 del self._by_key[caller.name]

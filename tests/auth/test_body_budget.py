@@ -30,3 +30,10 @@ def test_a_key_has_its_share_at_most() -> None:
     bodies.give_back(alice, 50)
     bodies.take(alice, 1)
     assert (bodies.held, bodies.refused) == (51, 2)
+
+
+def test_a_request_without_a_body_gives_nothing_back() -> None:
+    """With keys, every GET ended in a KeyError of the gateway's."""
+    bodies = BodyBudget(100, 0.5)
+    bodies.give_back(Caller(name="alice"), 0)
+    assert bodies.held == 0
