@@ -66,7 +66,6 @@ from relay.runtime.token_outbox import Rows, TokenOutbox
 
 _RESUMED = "another gateway resumed this stream"
 _DRAINED = "the decode worker is being drained"
-_READERS_COME_WITHIN_S = 5.0
 _GATEWAY_COMES_WITHIN_S = 1.5
 
 
@@ -151,12 +150,12 @@ class DecodeActor:
         """Take nothing more, and give what runs to others, where each goes on with its next token. Return when nothing is left.
 
         A resumable stream whose reader has gone is kept for the next one, if there is a gateway that may bring him or one has just died:
-        for some seconds, within those that are left.
+        for `within_s`.
         """
         self._draining = True
         if self._router is not None:
             self._context.post(self._router, Withdrawn(address=self._context.address))
-        give_up_s = trio.current_time() + min(within_s, _READERS_COME_WITHIN_S)
+        give_up_s = trio.current_time() + within_s
         while True:
             until_s = give_up_s if self._gateways else min(give_up_s, self._gateway_died_s + _GATEWAY_COMES_WITHIN_S)
             waits = trio.current_time() < until_s and self._logs.unread()

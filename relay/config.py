@@ -174,6 +174,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hang_s: Annotated[float, _doc("a worker whose engine step is older than this is killed", gt=0)] = 5.0
     ready_within_s: Annotated[float, _doc("time a worker has to load and be ready", gt=0)] = 120.0
     drain_s: Annotated[float, _doc("running requests get so long to end when the server stops", ge=0)] = 30.0
+    readers_back_s: Annotated[
+        float, _doc("a drain keeps resumable streams so long for readers that may come back, but not longer than half of drain_s", ge=0)
+    ] = 5.0
     link_deadline_s: Annotated[float, _doc("a link that stays cut for so long ends in the death of one side", gt=0)] = 5.0
     max_restarts: Annotated[
         int,

@@ -287,7 +287,8 @@ def _engine(task: EngineTask, fds: dict[str, int], host: Host, faults: "Faults |
         """What decodes here goes on elsewhere, what is being prefilled is finished."""
         async with trio.open_nursery() as nursery:
             if decode is not None:
-                nursery.start_soon(decode.drain, task.config.runtime.drain_s * _READERS_SHARE)
+                runtime = task.config.runtime
+                nursery.start_soon(decode.drain, min(runtime.readers_back_s, runtime.drain_s * _READERS_SHARE))
             if prefill is not None:
                 nursery.start_soon(prefill.drain)
 

@@ -13,7 +13,7 @@ from relay.chaos.plan import PLANS
 from relay.chaos.requests import Spec
 from relay.chaos.server import ServerUnderTest
 
-_BLOCKS_BACK_WITHIN_S = 30.0
+_BLOCKS_BACK_WITHIN_S = 120.0
 
 
 class Row(msgspec.Struct, kw_only=True):

@@ -91,7 +91,7 @@ def main() -> None:
     with ServerUnderTest(args.config) as server:
         soak = Soak(server, args.tokens, list(PLANS), args.strike_every, args.seed)
         soak.run(60 * args.minutes, args.concurrency)
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 120
         while server.blocks_held() != 0 and time.monotonic() < give_up:
             time.sleep(0.1)
         quarter = max(1, len(soak.memory_mib) // 4)

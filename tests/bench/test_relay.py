@@ -17,7 +17,7 @@ def test_relay_serves_a_measured_load(smollm2_path: Path, tmp_path: Path) -> Non
         result = CliRunner().invoke(bench, (server.url, *options, "--save-requests", str(saved)))
         assert result.exit_code == 0, result.output
         served = 2 + 1 + 2  # the probe, the warm-up, the load
-        until(lambda: server.log().count('"route": "/v1/completions"') >= served, 10)
+        until(lambda: server.log().count('"route": "/v1/completions"') >= served, 120)
         assert server.log().count('"route": "/v1/completions"') == served
         server.assert_blocks_come_back()
     body = json.loads(result.stdout)

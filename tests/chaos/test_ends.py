@@ -17,14 +17,14 @@ def test_a_drained_server_finishes_its_streams_and_leaves_nothing(tmp_path: Path
         body = {"prompt": "Once", "max_tokens": 30, "temperature": 0, "stream": True, "ignore_eos": True}
 
         def read() -> None:
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as response:
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as response:
                 texts.extend(response.iter_text())
 
         reader = threading.Thread(target=read)
         reader.start()
-        until(lambda: len(texts) >= 2, 60)
+        until(lambda: len(texts) >= 2, 120)
         server.process.send_signal(sig)
-        until(lambda: "draining gateway-0" in server.log(), 10)
+        until(lambda: "draining gateway-0" in server.log(), 120)
         response = server.http.post("/v1/completions", json={"prompt": "x"})
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "draining"
@@ -43,7 +43,7 @@ def test_a_killed_root_leaves_no_process(tmp_path: Path, smollm2_path: Path) -> 
         assert len(pids) == 4
         server.process.kill()
         server.process.wait()
-        until(lambda: not any(alive(pid) for pid in pids.values()), 10)
+        until(lambda: not any(alive(pid) for pid in pids.values()), 120)
         for path in (tmp_path / "a").iterdir():
             if path.is_dir():
                 for each in path.iterdir():

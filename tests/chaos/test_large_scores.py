@@ -50,7 +50,7 @@ class Told:
         """Until the end."""
         headers = {"Last-Event-ID": self.last_id} if resume else {"X-Relay-Resume": "true"}
         method, path = ("GET", f"/v1/requests/{self.stream_id}/stream") if resume else ("POST", "/v1/completions")
-        with httpx.stream(method, server.url + path, headers=headers, json=None if resume else {**BODY, **body}, timeout=120) as response:
+        with httpx.stream(method, server.url + path, headers=headers, json=None if resume else {**BODY, **body}, timeout=300) as response:
             assert response.status_code == 200, response.read()
             self.stream_id = response.headers["x-relay-resume"]
             next_id = ""
@@ -123,7 +123,7 @@ def test_an_echo_with_scores_is_resumed_after_a_decode_workers_death_and_the_gat
     with suppress(httpx.TransportError):
         told.read(server, on_event=on_event, logprobs=20)
     assert (kills, told.done) == ([], False)
-    until(lambda: all_up(server), 60, server.log)
+    until(lambda: all_up(server), 120, server.log)
     if not kept:  # a reader that has lost what it read, and begins anew
         stream_id, told = told.stream_id, Told()
         told.stream_id = stream_id

@@ -26,13 +26,13 @@ def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iter
 @pytest.fixture(autouse=True)
 def _laws(server: RunningServer) -> Iterator[None]:
     yield
-    server.assert_blocks_come_back(30.0)
+    server.assert_blocks_come_back()
 
 
 def arm(server: RunningServer, point: str, action: str) -> None:
     """A fault in the worker, once it is there to be told."""
     fault = {"worker": "engine-0", "point": point, "action": action}
-    until(lambda: server.http.post("/admin/faults", json=fault).status_code == 202, 60, server.log)
+    until(lambda: server.http.post("/admin/faults", json=fault).status_code == 202, 120, server.log)
 
 
 def n_deaths(server: RunningServer) -> int:
@@ -43,7 +43,7 @@ def test_the_request_that_kills_is_convicted_and_the_others_go_on(server: Runnin
     alone = Stream(server).join()
     before = server.pids()["engine-0"]
     others = [Stream(server) for _ in range(3)]
-    until(lambda: all(other.n_events >= 3 for other in others), 60)
+    until(lambda: all(other.n_events >= 3 for other in others), 120)
     poison = server.http.post("/v1/completions", json={"prompt": [504, POISON, 504], "max_tokens": 8})
     assert (poison.status_code, poison.json()["error"]["code"]) == (422, "poison_request")
     for other in others:
@@ -65,9 +65,9 @@ def test_kills_of_a_test_that_are_announced_convict_nobody(server: RunningServer
             arm(server, "step", "kill")
         else:
             arm(server, "now", "announce")
-            until(lambda: any(pool["free"] + pool["cached"] < pool["total"] for pool in server.kv().values()), 60)
+            until(lambda: any(pool["free"] + pool["cached"] < pool["total"] for pool in server.kv().values()), 120)
             os.kill(server.pids()["engine-0"], signal.SIGKILL)
-        until(partial(lambda wanted: n_deaths(server) == wanted, before + n + 1), 60)
+        until(partial(lambda wanted: n_deaths(server) == wanted, before + n + 1), 120)
     stream.join()
     assert stream.error == "", server.log()[-3000:]
     assert stream.text == alone.text

@@ -35,7 +35,7 @@ def right(server: RunningServer) -> list[str]:
 def _laws(server: RunningServer) -> Iterator[None]:
     yield
     until(lambda: server.http.get("/readyz").status_code == 200, 120, server.log)
-    server.assert_blocks_come_back(30.0)
+    server.assert_blocks_come_back()
 
 
 def streams(server: RunningServer, salt: str) -> list[Stream]:
@@ -84,7 +84,7 @@ def test_two_kills_in_the_very_step_that_tries_a_suspect_end_no_stream(server: R
             pid = server.pids()[name]
             os.kill(pid, signal.SIGKILL)
             n_struck += 1
-            until(partial(has_successor, server, name, pid), 60, server.log)
+            until(partial(has_successor, server, name, pid), 120, server.log)
     assert n_struck == 2, "nobody was tried"
     check(server, running, right)
 

@@ -71,7 +71,7 @@ def test_the_server_goes_on_and_hears_signals(tmp_path: Path, kind: str) -> None
     with (
         sink(kind) as out,
         serving(command, out, tmp_path) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client,
     ):
 
         def answers() -> bool:
@@ -86,7 +86,7 @@ def test_the_server_goes_on_and_hears_signals(tmp_path: Path, kind: str) -> None
             assert answers()
         first = children(process.pid)["decode-0"]
         os.kill(first, signal.SIGKILL)
-        until(lambda: children(process.pid).get("decode-0", first) != first, 60)
-        until(answers, 60)
+        until(lambda: children(process.pid).get("decode-0", first) != first, 120)
+        until(answers, 120)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -111,7 +111,7 @@ def _value(pick: random.Random, field: str) -> Any:
 
 def send(client: httpx.Client, route: str, body: bytes) -> int:
     """The status; asserts that it is no fault of the server's and has a body that says what was wrong."""
-    response = client.post(route, content=body, timeout=60)
+    response = client.post(route, content=body, timeout=300)
     assert response.status_code < 500, (response.status_code, response.text, body[:2000])
     assert response.headers["x-request-id"]
     if response.headers["content-type"].startswith("text/event-stream"):

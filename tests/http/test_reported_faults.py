@@ -178,7 +178,7 @@ def test_of_two_requests_with_one_id_only_the_one_whose_client_leaves_ends(serve
     parts = urlsplit(server.url)
     body = json.dumps({"prompt": "A long story:", "max_tokens": 3000, "stream": True, "ignore_eos": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-ID: same\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with socket.create_connection((parts.hostname, parts.port), timeout=60) as leaving, concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with socket.create_connection((parts.hostname, parts.port), timeout=300) as leaving, concurrent.futures.ThreadPoolExecutor(1) as pool:
         leaving.sendall(head + body)
         while b"data: " not in leaving.recv(65536):
             pass

@@ -21,7 +21,7 @@ STORY = "A fisherman of the northern islands found a bell of green bronze in his
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[RunningServer]:
     with running(ROOT / "configs" / "two-by-two.yaml", tmp_path_factory.mktemp("two-by-two")) as server:
-        until(lambda: all(worker in counts(server, "relay_steps_total") for worker in WORKERS), 60)
+        until(lambda: all(worker in counts(server, "relay_steps_total") for worker in WORKERS), 120)
         yield server
 
 
@@ -36,7 +36,7 @@ def counts(server: RunningServer, name: str) -> dict[str, float]:
 
 def fresh(server: RunningServer, path: str, **body: Any) -> httpx.Response:
     """On a connection of its own: any gateway may get it."""
-    return httpx.post(f"{server.url}{path}", json=body, timeout=120)
+    return httpx.post(f"{server.url}{path}", json=body, timeout=300)
 
 
 def test_under_load_every_process_takes_part_and_no_answer_is_mixed_up(server: RunningServer) -> None:

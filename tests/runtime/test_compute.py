@@ -20,7 +20,7 @@ def test_results_arrive_in_order_and_the_thread_ends_with_the_actor() -> None:
     got: list[int] = []
 
     async def main() -> None:
-        with trio.fail_after(5), trio.CancelScope() as scope:
+        with trio.fail_after(60), trio.CancelScope() as scope:
             engine = ComputeThread[int, list[int]](lambda jobs: (jobs, False), name="in order")
 
             def on_results(results: list[list[int]]) -> None:
@@ -57,7 +57,7 @@ def test_a_result_waits_until_the_next_step_tells_and_the_thread_ends_behind_wha
 
         token = trio.lowlevel.current_trio_token()
         engine = ComputeThread[int, int](step, name="tells", tells=True, on_thread_end=lambda: ends.append("settled"))
-        with trio.fail_after(5), trio.CancelScope() as scope:
+        with trio.fail_after(60), trio.CancelScope() as scope:
 
             def on_results(results: list[int]) -> None:
                 got.extend(results)
@@ -84,7 +84,7 @@ def test_a_busy_step_is_called_again_without_jobs_and_then_waits_for_one() -> No
 
     async def main() -> None:
         engine = ComputeThread[int, int](step)
-        with trio.fail_after(5), trio.CancelScope() as scope:
+        with trio.fail_after(60), trio.CancelScope() as scope:
 
             def on_results(results: list[int]) -> None:
                 got.extend(results)
@@ -111,7 +111,7 @@ def test_an_exception_of_a_step_ends_the_actor_after_the_results_before_it() -> 
     async def main() -> None:
         engine = ComputeThread[int, float](lambda jobs: (1 / divisors.pop(0), True))
         engine.submit(0)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await engine.run(got.extend)
 
     with pytest.raises(EngineDied, match="ZeroDivisionError") as caught:
@@ -153,7 +153,7 @@ def test_the_thread_starts_with_its_hook_and_its_niceness() -> None:
     async def main() -> None:
         engine = ComputeThread[int, int](lambda jobs: (1, False), name="nice", on_thread_start=hook)
         engine.submit(0)
-        with trio.fail_after(5), trio.CancelScope() as scope:
+        with trio.fail_after(60), trio.CancelScope() as scope:
             await engine.run(lambda results: scope.cancel())
 
     mine = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -167,7 +167,7 @@ def test_a_hook_that_fails_ends_the_actor() -> None:
         raise OSError("no such core")
 
     async def main() -> None:
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await ComputeThread[int, int](lambda jobs: (1, False), on_thread_start=hook).run(lambda results: None)
 
     with pytest.raises(EngineDied, match="OSError: no such core"):
@@ -185,7 +185,7 @@ def test_an_idle_thread_uses_no_cpu() -> None:
             first = trio.Event()
             nursery.start_soon(engine.run, lambda results: first.set())
             engine.submit(0)
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 await first.wait()
             await trio.sleep(0.05)
             before = time.clock_gettime_ns(clocks[0])
@@ -211,7 +211,7 @@ def test_what_has_arrived_can_be_seen_by_a_running_step_and_is_given_to_the_next
         return len(calls), False
 
     async def main() -> None:
-        with trio.fail_after(5), trio.CancelScope() as scope:
+        with trio.fail_after(60), trio.CancelScope() as scope:
             engine.submit(1)
             await engine.run(lambda results: scope.cancel() if results[-1] == 2 else None)
 

@@ -20,7 +20,7 @@ def run(scenario: Callable[[ControlChannel, ControlChannel], Awaitable[None]]) -
     async def main() -> None:
         left, right = socket.socketpair()
         ours, theirs = ControlChannel(left), ControlChannel(right)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await scenario(ours, theirs)
         ours.close()
         theirs.close()

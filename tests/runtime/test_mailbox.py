@@ -37,7 +37,7 @@ def test_every_credit_given_wakes_one_who_waits_for_it() -> None:
             lane.take()
             through += 1
 
-        with trio.fail_after(1):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for _ in range(5):
                     nursery.start_soon(taker)
@@ -54,7 +54,7 @@ def test_a_cancelled_waiter_takes_no_credit_with_it() -> None:
     async def main() -> None:
         lane = Lane(TO, 1)
         lane.take()
-        with trio.fail_after(1):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 scope = await nursery.start(wait_under_scope, lane)
                 nursery.start_soon(lane.wait)
@@ -75,7 +75,7 @@ def test_closing_a_lane_lets_its_waiters_go() -> None:
     async def main() -> None:
         lane = Lane(TO, 1)
         lane.take()
-        with trio.fail_after(1):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for _ in range(3):
                     nursery.start_soon(lane.wait)
@@ -109,7 +109,7 @@ def test_a_closed_mailbox_gives_what_it_has_and_ends() -> None:
         async def read() -> None:
             got.extend([message async for message in box])
 
-        with trio.fail_after(1):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(read)
                 await wait_all_tasks_blocked()

@@ -51,7 +51,7 @@ def run(path: Path, worker: str, scenario: Callable[[Us], Awaitable[None]], *, d
 
     async def main() -> None:
         us = Us(path, worker, deadline_s)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 await nursery.start(us.peers.run)
                 await scenario(us)

@@ -145,7 +145,7 @@ async def bytes_of_answer(folder: Path, name: str, garbage: bytes) -> bytes | by
     async with await trio.open_unix_socket(f"/proc/self/fd/{folder_fd}/{name}") as stream:
         os.close(folder_fd)
         await stream.send_all(garbage)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             return await stream.receive_some()
 
 
@@ -342,7 +342,7 @@ def test_no_orphans_when_the_root_is_killed_even_of_workers_that_cannot_notice(t
     root.stdout.close()
 
     async def all_gone() -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not all(map(gone, pids)):
                 await trio.sleep(0.01)
 
@@ -360,7 +360,7 @@ def test_no_orphans_when_the_root_is_killed_even_of_workers_that_cannot_notice(t
 def test_sigterm_drains_and_leaves_nothing(tmp_path: Path) -> None:
     root, pids = start_root(tmp_path, "a")
     root.terminate()
-    assert root.communicate(timeout=20)[0] == "draining\n"
+    assert root.communicate(timeout=120)[0] == "draining\n"
     assert root.returncode == 0
     assert len(pids) == 1
     assert all(map(gone, pids))
@@ -373,7 +373,7 @@ def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path) -> None:
     assert root.stdout is not None
     assert root.stdout.readline() == "draining\n"
     root.terminate()
-    root.communicate(timeout=20)
+    root.communicate(timeout=120)
     assert root.returncode == 0
     assert len(pids) == 1
     assert all(map(gone, pids))
@@ -467,7 +467,7 @@ def test_a_question_gets_one_answer_of_the_whole_server_which_names_the_silent(t
         from_worker = msgspec.json.decode(await server.tell("a", "ask", "hang b"), type=Answers)
         assert (from_worker.answers, from_worker.silent) == ({"b": b"done", "supervisor": b"root"}, ())
         assert asked == ["saw", "post", "mute", "fail", "admin.fail", "ask", "hang"]
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(named_silent_at_its_death, server, "b")
                 await wait_all_tasks_blocked(0.01)

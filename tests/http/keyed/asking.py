@@ -13,8 +13,8 @@ from relay.auth.keys import hash_of
 from tests.running import RunningServer, until
 
 ORIGIN = "https://page.example"
-FRESH = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=60)  # a connection for each request, TLS set up once
-OPEN = ("GET /healthz", "GET /readyz")
+FRESH = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=300)  # a connection for each request, TLS set up once
+OPEN = ("GET /healthz", "GET /readyz", "GET /health", "GET /ping")
 KEYS: dict[str, dict[str, Any]] = {
     "root": {"scopes": ["admin"]},
     "alice": {},
@@ -75,7 +75,7 @@ def on_each(server: RunningServer, path: str, name: str = "root") -> list[httpx.
         found[life(response)] = response
         return len(found) == 2
 
-    until(ask, 30)
+    until(ask, 120)
     return list(found.values())
 
 
@@ -86,7 +86,7 @@ class Held:
         parts = urlsplit(server.url)
         body = json.dumps({"prompt": "A story", "max_tokens": 2000, "stream": True, "ignore_eos": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key(name)}\r\nContent-Length: {len(body)}\r\n\r\n"
-        self.socket = socket.create_connection((parts.hostname, parts.port), timeout=60)
+        self.socket = socket.create_connection((parts.hostname, parts.port), timeout=300)
         self.socket.sendall(head.encode() + body)
         self.head = b""
         while b"data: " not in self.head:

@@ -29,5 +29,5 @@ def server(tmp_path_factory: pytest.TempPathFactory, keys_file: Path, smollm2_pa
     path.write_text(yaml.safe_dump(config))
     with running(path, tmp_path_factory.mktemp("server")) as server:
         server.http.headers["Authorization"] = f"Bearer {key('root')}"
-        until(lambda: len(gateways(server)) == 2, 60)
+        until(lambda: len(gateways(server)) == 2, 120)
         yield server

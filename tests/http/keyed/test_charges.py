@@ -14,7 +14,7 @@ BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": N_LONG, "tem
 def open_and_leave(server: RunningServer, name: str, **headers: str) -> tuple[str, str]:
     """A resumable stream that its client leaves at once: its id, and that of the event that came."""
     headers = {"Authorization": f"Bearer {key(name)}", "X-Relay-Resume": "true", **headers}
-    with httpx.stream("POST", f"{server.url}/v1/completions", headers=headers, json=BODY, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", headers=headers, json=BODY, timeout=300) as response:
         assert response.status_code == 200, response.read()
         last_id = next(line for line in response.iter_lines() if line.startswith("id: "))
         return response.headers["x-relay-resume"], last_id.removeprefix("id: ")
@@ -38,7 +38,7 @@ def test_a_stream_that_its_client_left_counts_until_its_end_and_is_charged_whole
     refused = generate(server, "leaver")
     assert refused.status_code == 429
     assert "1 requests running" in refused.json()["error"]["message"]
-    until(lambda: send(server, "root", "GET", "/debug/kv").status_code == 200 and generate(server, "leaver").status_code == 200, 60)
+    until(lambda: send(server, "root", "GET", "/debug/kv").status_code == 200 and generate(server, "leaver").status_code == 200, 120)
     left, cost = tokens_left(server, "leaver")
     assert left == 100_000 - (cost - 1 + N_LONG) - cost
 
@@ -73,7 +73,7 @@ def test_a_key_finds_no_prefix_of_anothers(server: RunningServer) -> None:
         return n
 
     assert cached("alice") == 0
-    until(lambda: cached("alice") > 0, 20)
+    until(lambda: cached("alice") > 0, 120)
     assert cached("bob") == 0
     assert cached("bob", cache_salt="alice") == 0
 

