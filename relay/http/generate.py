@@ -5,6 +5,7 @@ failure is an HTTP status; after it, an error event. A client that leaves ends i
 """
 
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
@@ -40,8 +41,10 @@ from relay.text.tokenizer import Tokenizer
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
-_INLINE_BYTES = 16 << 10  # a larger body is parsed and tokenized on a thread, so that other streams go on
-_THREADS = trio.CapacityLimiter(2)
+_INLINE_BYTES = 4 << 10  # a larger body is parsed and tokenized on a thread, so that other streams go on
+_INLINE_NS, _SLOW_IN_A_ROW = 5_000_000, 3  # and so is every one from then on: the template is slow
+_LARGE_BYTES = 128 << 10  # these wait for one another, and nobody else waits for them
+_THREADS, _THREADS_FOR_LARGE = trio.CapacityLimiter(2), trio.CapacityLimiter(1)
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +87,7 @@ class Endpoint(ABC, Generic[Request]):
         share_prefix_cache: bool = False,
     ) -> None:
         self._turns = turns
+        self._n_slow = 0
         self._gateway, self._tokenizer, self._template = gateway, tokenizer, template
         self._served, self._config, self._meter = served, config, meter
         self._holdings, self._share_prefix_cache = holdings, share_prefix_cache
@@ -205,10 +209,17 @@ class Endpoint(ABC, Generic[Request]):
             self._settle(exchange, choices, refused=refused)
 
     async def _understand(self, body: bytes) -> tuple[Request, list[Prompt]]:
-        """Large bodies on a thread, so that other streams go on."""
-        if len(body) <= _INLINE_BYTES:
-            return self._read(body)
-        return await trio.to_thread.run_sync(self._read, body, limiter=_THREADS)
+        return await self._aside(len(body), lambda: self._read(body))
+
+    async def _aside(self, n_bytes: int, read: Callable[[], tuple[Request, list[Prompt]]]) -> tuple[Request, list[Prompt]]:
+        """What takes long on a thread, so that other streams go on."""
+        if n_bytes > _INLINE_BYTES or self._n_slow == _SLOW_IN_A_ROW:
+            return await trio.to_thread.run_sync(read, limiter=_THREADS if n_bytes <= _LARGE_BYTES else _THREADS_FOR_LARGE)
+        start_ns = time.thread_time_ns()
+        try:
+            return read()
+        finally:
+            self._n_slow = self._n_slow + 1 if time.thread_time_ns() - start_ns > _INLINE_NS else 0
 
     async def _understand_again(self, request: bytes) -> tuple[Request, list[Prompt]]:
         """What was understood before, and kept."""
@@ -217,7 +228,7 @@ class Endpoint(ABC, Generic[Request]):
             known = msgspec.json.decode(request, type=self._kind)
             return known, self._prompts(known)
 
-        return read() if len(request) <= _INLINE_BYTES else await trio.to_thread.run_sync(read, limiter=_THREADS)
+        return await self._aside(len(request), read)
 
     def _read(self, body: bytes) -> tuple[Request, list[Prompt]]:
         """Everything that can be refused before anything starts."""
@@ -533,6 +544,8 @@ class CompletionEndpoint(Endpoint[CompletionRequest]):
             if isinstance(prompt, str):
                 self._refuse_endless(len(prompt))
             ids = tuple(self._tokenizer.encode_prompt(prompt)) if isinstance(prompt, str) else prompt
+            if len(ids) > self._served.max_context:
+                raise self._too_long(str(len(ids)))
             if not ids:
                 raise InvalidRequest("`prompt` has no tokens; send at least one", param="prompt")
             n_added = self._tokenizer.n_added(prompt) if isinstance(prompt, str) else 0

@@ -130,6 +130,7 @@ class Http1Protocol(H11Protocol):
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
             self._is_over = True
+            await self._turns.next()  # a thousand may hang up together
             await self._close_stream()
         elif self._is_deaf and isinstance(event, RawData):
             await self._discard(len(event.data))

@@ -301,3 +301,10 @@ def test_what_a_template_would_leave_out_is_refused(message: dict[str, Any], par
     assert refused.value.param == param
     every_role = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }};{% endfor %}")
     assert message["role"] in every_role.render([{"role": "user", "content": "hi"}, message])
+
+
+def test_a_long_text_is_looked_at_in_pieces_and_comes_out_whole() -> None:
+    """Twins (private-use characters) on both sides of each cut, plain text with a spelled special token across one."""
+    template = ChatTemplate("{{ '<|a|>' }}{{ messages[0].content }}{{ '<|b|>' }}", specials=["<|a|>", "<|b|>"])
+    for text in ("é" * 200_000, "\U000f0000" * 70_000 + "<|a|>" + "\U000f0001" * 70_000, "x" * 65_534 + "<|a|>" + "é" * 65_536):
+        assert template.render_split([{"role": "user", "content": text}]) == ["", "<|a|>", text, "<|b|>", ""]
