@@ -33,14 +33,18 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     it ends; `now`. action:
     kill (SIGKILL, announced: it convicts no request), announce (that a kill from outside follows), stop (SIGSTOP), cut (all links, for
     `seconds`), corrupt (one bit of what the next step pushes), slow (from then on that point takes `seconds` longer each time, until it is
-    armed with 0); of an emulated device: lose (it, for good), exhaust (its memory, once).
+    armed with 0), raise (an exception, in whoever gets there); of an emulated device: lose (it, for good), exhaust (its memory, once).
     """
 
     worker: str
     point: str
-    action: Literal["kill", "announce", "stop", "cut", "corrupt", "slow", "lose", "exhaust"]
+    action: Literal["kill", "announce", "stop", "cut", "corrupt", "slow", "raise", "lose", "exhaust"]
     after: int = 1
     seconds: float = 1.0
+
+
+class InjectedFault(Exception):
+    """What the action `raise` raises."""
 
 
 FAULT = msgspec.json.Decoder(Fault)
@@ -120,6 +124,8 @@ class Faults:
                 self.corrupt_next = True
             case "slow":
                 self._slow_s[fault.point] = fault.seconds
+            case "raise":
+                raise InjectedFault(f"an exception was asked for at {fault.point}")
             case "lose":
                 assert self.device is not None
                 self.device.lose()

@@ -76,7 +76,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
     from relay.actors.quota import QuotaActor
     from relay.auth.keyfile import KeyFile
     from relay.auth.metrics import KeyMetrics
-    from relay.errors import Draining
+    from relay.errors import Draining, Unavailable
     from relay.http.access import Access
     from relay.http.app import Application
     from relay.http.body_budget import BodyBudget
@@ -176,16 +176,32 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         with trio.move_on_after(_WRITTEN_WITHIN_S):
             await server.until_quiet()
 
+    def telling(run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        """If it fails, the worker ends: then every stream ends in an event first."""
+
+        async def told(*args: Context) -> None:
+            try:
+                await run(*args)
+            except Exception:
+                app.draining = server.draining = True
+                actor.end_all(Unavailable("the gateway failed before this was finished; try again", retry_after_s=1.0))
+                with trio.move_on_after(_WRITTEN_WITHIN_S):
+                    await app.until_idle()
+                    await server.until_quiet()
+                raise
+
+        return told
+
     def on_hurry() -> None:
         app.draining = server.draining = True
         actor.end_all(Draining("the server goes down at once, and this was not finished; try again", retry_after_s=5.0))
 
-    actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: actor.run}
+    actors: dict[str, Callable[[Context], Awaitable[None]]] = {task.actor: telling(actor.run)}
     if quota is not None and task.quota is not None:
-        actors[task.quota] = quota.run
+        actors[task.quota] = telling(quota.run)
     gc.collect()
     gc.freeze()  # what was imported stays: full collections look at requests only, and so come often
-    return Hosted(actors=actors, on_ask=on_ask, on_drain=on_drain, on_hurry=on_hurry, background=[server.run, reload_keys])
+    return Hosted(actors=actors, on_ask=on_ask, on_drain=on_drain, on_hurry=on_hurry, background=[server.run, telling(reload_keys)])
 
 
 def _router(task: RouterTask) -> Hosted:
