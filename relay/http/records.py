@@ -31,7 +31,8 @@ class PlacementRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What the route answers. spans: nanoseconds by name, they sum to wall_ns; ttft: the same up to the first byte.
+    """What the route answers. spans: nanoseconds by name, they sum to wall_ns; ttft: the same up to the first byte, with
+    the first token's `hop` and `out.*`, beside which the next steps ran: of the whole they are the last token's.
 
     exact: false where cuBLAS or torch's attention computed, whose bits depend on the batch (`engine.exact`): after a recovery tokens may be
     others than they would have been.
