@@ -131,6 +131,7 @@ def _gateway(task: GatewayTask, fds: dict[str, int], host: Host) -> Hosted:
         key_metrics=key_metrics,
         records=records,
         bodies=bodies,
+        turns=turns,
     )
     routes.is_draining = lambda: app.draining or server.draining
     server = HttpServer(

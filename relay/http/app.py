@@ -28,6 +28,7 @@ from relay.http.body_budget import BodyBudget
 from relay.http.cors import Cors
 from relay.http.exchange import Exchange, Receive, Scope, Send
 from relay.http.records import Records, record
+from relay.http.turns import Pace, Turns
 from relay.ledger.metrics import GatewayMetrics
 from relay.ledger.spans import Span
 from relay.openai.stream import error_event
@@ -53,9 +54,10 @@ class Application:
         key_metrics: KeyMetrics,
         records: Records,
         bodies: BodyBudget,
+        turns: Turns,
     ) -> None:
         """Routes as `METHOD /path/{name}`; path parameters are found in `exchange.scope["path_params"]`."""
-        self._access, self._cors, self._bodies = access, cors, bodies
+        self._access, self._cors, self._bodies, self._turns = access, cors, bodies, turns
         self._metrics, self._key_metrics, self._records = metrics, key_metrics, records
         self._handlers: dict[str, Handler] = {**generation, **plain}
         self._generation = generation
@@ -109,6 +111,9 @@ class Application:
                 exchange.over.set()
                 if exchange.error is not None:  # its frames hold this exchange and its body: a cycle that only a full collection would end
                     exchange.error.__traceback__ = exchange.error.__context__ = None
+            if exchange.has_entered and exchange.route in self._metered:
+                with trio.CancelScope(shield=True):
+                    await observe_tokens(self._metrics, exchange.ledger.start_ns, exchange.token_ns, self._turns.pace())
 
     def _enter(self, exchange: Exchange) -> str:
         """Through the door to a route. Who has no key learns nothing of what routes there are."""
@@ -188,7 +193,6 @@ class Application:
             metrics.prompt_tokens.inc(exchange.n_prompt)
             metrics.cached_tokens.inc(exchange.n_cached)
             metrics.generated_tokens.inc(exchange.n_generated)
-            _observe_tokens(metrics, ledger.start_ns, exchange.token_ns)
             if exchange.caller.name is not None:
                 self._key_metrics.ended(exchange.caller.name, status, exchange.n_prompt, exchange.n_generated)
             self._records.keep(record(exchange))
@@ -225,7 +229,8 @@ def first_cause(error: Exception) -> Exception:
     return error
 
 
-def _observe_tokens(metrics: GatewayMetrics, start_ns: int, choices: list[list[int]]) -> None:
+async def observe_tokens(metrics: GatewayMetrics, start_ns: int, choices: list[list[int]], pace: Pace) -> None:
+    """A long answer of many choices has a million tokens, and each takes microseconds."""
     firsts = [stamps[0] for stamps in choices if stamps]
     if firsts:
         metrics.ttft.observe((min(firsts) - start_ns) / 1e9)
@@ -235,6 +240,7 @@ def _observe_tokens(metrics: GatewayMetrics, start_ns: int, choices: list[list[i
             for earlier, later in itertools.pairwise(stamps):
                 if later > earlier:  # several may come at once
                     metrics.itl.observe((later - earlier) / 1e9)
+                    await pace.breathe()
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:

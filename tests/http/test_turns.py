@@ -5,7 +5,9 @@ from collections import Counter
 import pytest
 import trio
 
+from relay.http.app import observe_tokens
 from relay.http.turns import Turns
+from relay.ledger.metrics import GatewayMetrics
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +68,16 @@ def test_who_leaves_while_waiting_takes_no_turn_from_others() -> None:
             await turns.next()
 
     trio.run(main)
+
+
+def test_the_times_of_a_hundred_thousand_tokens_are_observed_between_the_turns_of_others() -> None:
+    passes, metrics = Passes(), GatewayMetrics()
+
+    async def main() -> None:
+        start = passes.n
+        await observe_tokens(metrics, 0, [list(range(50_000))] * 2, Turns().pace())
+        assert passes.n >= start + 3
+
+    trio.run(main, instruments=[passes])
+    (itl,) = metrics.itl.collect()
+    assert [sample.value for sample in itl.samples if sample.name.endswith("_count")] == [2 * 49_999]
