@@ -24,7 +24,7 @@ from relay.engine.host import EngineHost
 from relay.engine.report import NO_NUMBER, Advance, StepReport
 from relay.engine.sequence import Sequence, SequenceId
 from relay.engine.token_log import TokenLog, TokenLogs
-from relay.errors import Overloaded, RequestError, RequestTooLarge
+from relay.errors import DeadlineExceeded, Overloaded, RequestError, RequestTooLarge
 from relay.kv.book import BlockBook
 from relay.kv.pool import KVPool
 from relay.kv.prefix import BlockKey, chain, namespace
@@ -268,7 +268,11 @@ class DecodeActor:
                 self._context.post(admit.gateway, Displaced(request_id=key[0], attempt=key[1], reason=_RESUMED, lost=True))
             elif other.state in ("leased", "running"):
                 self._displace(other, _RESUMED, lost=True)
-        if key in self._tombstones or newest > admit.attempt or (admit.deadline_ns and admit.deadline_ns < received):
+        if key in self._tombstones or newest > admit.attempt:
+            self._leave(message.router, key, 0, finished=False)
+            return
+        if admit.deadline_ns and admit.deadline_ns < received:
+            self._refuse(admit.gateway, key, DeadlineExceeded("the request's time ran out on its way to a place"))
             self._leave(message.router, key, 0, finished=False)
             return
         if other is not None:

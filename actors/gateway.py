@@ -96,6 +96,7 @@ class Flight:
     deadline_ns: int = 0
     prompt_logprobs: int = -1
     resumable: Resumable | None = None
+    door: Bell | None = None  # rings where it may wait no longer for a place
     ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     scores: list[Logprobs] = field(default_factory=list)
@@ -118,6 +119,17 @@ class Flight:
     @property
     def ended(self) -> bool:
         return self.finish is not None or self.error is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has neither a place yet nor anything to show for one."""
+        return self.decode is None and not self.ids and not self.ended
+
+    def ring(self) -> None:
+        """There is news of it."""
+        self.bell.ring()
+        if self.door is not None:
+            self.door.ring()
 
 
 @dataclass(slots=True)
@@ -158,14 +170,17 @@ class GatewayActor:
     def n_flights(self) -> int:
         return len(self._flights)
 
-    def submit(self, flight: Flight) -> None:
-        """Start it; or end it at once, if the router is too far behind. What has started is never refused for that."""
+    def submit(self, flight: Flight, *, later: bool = False) -> None:
+        """Start it; or end it at once, if the router is too far behind. What has started is never refused for that, nor are `later` choices
+        of a request that has been taken."""
         self._flights[flight.request_id] = flight
         self._on_event("admitted")
         if self._closing is not None:
             self._end(flight, error=self._closing)
         elif not self._poison.is_empty(now_ns()) and self._poison.holds(_digest(flight), now_ns()):
             self._refuse_poison(flight)
+        elif self._router is not None and later:
+            self._context.post(self._router, self._admission(flight, again=True))
         elif self._router is not None:
             try:
                 self._context.offer(self._router, self._admission(flight, again=False))
@@ -296,6 +311,8 @@ class GatewayActor:
         if flight.decode is None:
             flight.decisions.append(message.decision)
         flight.decode = message.decode
+        if flight.door is not None:
+            flight.door.ring()
         self._context.monitor(message.decode)
 
     def _on_tokens(self, message: Tokens) -> None:
@@ -342,7 +359,7 @@ class GatewayActor:
         if row.finish:
             self._remove(flight)
             flight.finish = row.finish
-        flight.bell.ring()
+        flight.ring()
 
     def _on_refused(self, message: Refused) -> None:
         flight = self._current(message.request_id, message.attempt)
@@ -426,7 +443,7 @@ class GatewayActor:
     def _end(self, flight: Flight, *, error: RequestError) -> None:
         self._remove(flight)
         flight.error = error
-        flight.bell.ring()
+        flight.ring()
 
     def _spend(self, key: Key, n_tokens: int, *, resumed: bool = False) -> None:
         left = self._left.pop(key, None)

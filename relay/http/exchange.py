@@ -3,7 +3,8 @@
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
@@ -11,7 +12,7 @@ import trio
 
 from relay.auth.caller import ANYONE, Caller
 from relay.clock import now_ns
-from relay.errors import BodyTooLarge, ClientGone, InvalidRequest, RequestError, RequestTimeout
+from relay.errors import BodyTooLarge, ClientGone, DeadlineExceeded, InvalidRequest, RequestError, RequestTimeout
 from relay.http.body_budget import BodyBudget
 from relay.http.content import check_json
 from relay.ledger.ledger import Ledger
@@ -86,6 +87,17 @@ class Exchange:
 
     def time_left_s(self) -> float:
         return max(0.0, (self.deadline_ns - now_ns()) / 1e9) if self.deadline_ns else math.inf
+
+    @contextmanager
+    def in_time(self) -> Iterator[None]:
+        """What is done within ends with the time that the client gave its request, from its first byte on. Raises DeadlineExceeded."""
+        with trio.move_on_after(self.time_left_s()) as limit:
+            yield
+        if limit.cancelled_caught:
+            raise self.too_late()
+
+    def too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded("the time that X-Request-Timeout gave the request was over before it was finished")
 
     def resume_secret(self) -> str | None:
         """None if its stream is not to outlive its connection; else what the client chose to prove later that it is its own, or nothing.

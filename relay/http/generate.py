@@ -7,7 +7,7 @@ failure is an HTTP status; after it, an error event. A client that leaves ends i
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,10 +16,11 @@ import trio
 from relay.actors.gateway import Bell, Flight, GatewayActor
 from relay.clock import now_ns
 from relay.config import GatewayConfig
-from relay.errors import ClientGone, ContextTooLong, DeadlineExceeded, InvalidRequest, ModelNotFound, RequestError, StreamLost
+from relay.errors import ClientGone, ContextTooLong, InvalidRequest, ModelNotFound, RequestError, StreamLost
 from relay.http.choice import Choice, Seen, echoed
 from relay.http.envelope import Envelope, envelope_of, refuse_long_scores, unsealed
 from relay.http.exchange import Exchange
+from relay.http.feed import Start, feed
 from relay.http.holdings import Holdings
 from relay.http.limits import Meter, most_tokens
 from relay.http.positions import Positions, check_position
@@ -94,9 +95,10 @@ class Endpoint(ABC, Generic[Request]):
 
     async def answer(self, exchange: Exchange) -> None:
         """Raises RequestError while nothing has been sent."""
-        timeout_s = exchange.timeout_s()
-        body = await exchange.read_body(int(self._config.max_body_mib * (1 << 20)), self._config.body_timeout_s)
-        request, prompts = await self._understand(body)
+        exchange.timeout_s()  # from here on its time is limited
+        with exchange.in_time():
+            body = await exchange.read_body(int(self._config.max_body_mib * (1 << 20)), self._config.body_timeout_s)
+            request, prompts = await self._understand(body)
         del body
         exchange.release_body()
         exchange.ledger.close(Span.GATEWAY_TOKENIZE, now_ns())
@@ -113,12 +115,12 @@ class Endpoint(ABC, Generic[Request]):
         choices = await self._choices(exchange, request, prompts, bell, seed, resumable)
         pace = self._turns.pace()
 
-        async def submit(flight: Flight) -> None:
-            self._gateway.submit(flight)
+        async def submit(flight: Flight, later: bool) -> None:
+            self._gateway.submit(flight, later=later)
             await pace.breathe()
 
         with self._holdings.hold(exchange.caller.name, [choice.flight for choice in choices], whole=not options.stream):
-            await self._run(exchange, request, prompts, choices, bell, timeout_s, submit)
+            await self._run(exchange, request, prompts, choices, bell, submit)
 
     async def resume(self, exchange: Exchange, envelope: Envelope, held: Mapping[str, Held], seen: Mapping[int, Seen]) -> None:
         """Go on with a stream that another gateway began, or this one before its client left. Raises RequestError."""
@@ -136,12 +138,12 @@ class Endpoint(ABC, Generic[Request]):
             choice.flight.attempt = held[choice.flight.request_id].attempt
             choice.replay = seen.get(choice.index, Seen(0, False))
 
-        async def take_over(flight: Flight) -> None:
+        async def take_over(flight: Flight, later: bool) -> None:
             """Without a pause between choices: who resumes the stream after us takes all of them."""
             self._gateway.take_over(flight, held[flight.request_id].decode)
 
         with self._holdings.hold(exchange.caller.name, [choice.flight for choice in choices], whole=False):
-            await self._run(exchange, request, prompts, choices, bell, exchange.time_left_s(), take_over)
+            await self._run(exchange, request, prompts, choices, bell, take_over)
 
     async def _run(
         self,
@@ -150,19 +152,17 @@ class Endpoint(ABC, Generic[Request]):
         prompts: Sequence[Prompt],
         choices: list[Choice],
         bell: Bell,
-        timeout_s: float,
-        start: Callable[[Flight], Awaitable[None]],
+        start: Start,
     ) -> None:
         """Start the flights and answer, until the end, the client's leaving or the deadline, whichever is first."""
         n_most = sum(choice.flight.stopping.max_tokens for choice in choices)
-        await self._meter.start(exchange, exchange.n_prompt, exchange.n_prompt + n_most)
+        with exchange.in_time():
+            await self._meter.start(exchange, exchange.n_prompt, exchange.n_prompt + n_most)
         exchange.ledger.close(Span.GATEWAY_AUTH, now_ns())
         error: RequestError | None = None
         gone = False
         try:
-            for choice in choices:
-                await start(choice.flight)
-            with trio.move_on_after(timeout_s) as limit:
+            with trio.move_on_after(exchange.time_left_s()) as limit:
                 async with trio.open_nursery() as nursery:
 
                     async def watch() -> None:
@@ -173,6 +173,7 @@ class Endpoint(ABC, Generic[Request]):
                             nursery.cancel_scope.cancel()
 
                     nursery.start_soon(watch)
+                    nursery.start_soon(feed, [choice.flight for choice in choices], start)
                     try:
                         if request.options.stream:
                             await self._stream(exchange, request, prompts, choices, bell)
@@ -193,7 +194,7 @@ class Endpoint(ABC, Generic[Request]):
             exchange.error = ClientGone("the client left before the end")
         elif limit.cancelled_caught and not exchange.complete:
             exchange.ledger.close(Span.CANCELLED, now_ns())
-            error = DeadlineExceeded(f"it was not finished within {timeout_s:g} s, the time that X-Request-Timeout gave it")
+            error = exchange.too_late()
         if error is not None:
             raise error
 
@@ -214,7 +215,8 @@ class Endpoint(ABC, Generic[Request]):
     async def _aside(self, n_bytes: int, read: Callable[[], tuple[Request, list[Prompt]]]) -> tuple[Request, list[Prompt]]:
         """What takes long on a thread, so that other streams go on."""
         if n_bytes > _INLINE_BYTES or self._n_slow == _SLOW_IN_A_ROW:
-            return await trio.to_thread.run_sync(read, limiter=_THREADS if n_bytes <= _LARGE_BYTES else _THREADS_FOR_LARGE)
+            threads = _THREADS if n_bytes <= _LARGE_BYTES else _THREADS_FOR_LARGE
+            return await trio.to_thread.run_sync(read, limiter=threads, abandon_on_cancel=True)
         start_ns = time.thread_time_ns()
         try:
             return read()
