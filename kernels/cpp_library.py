@@ -18,6 +18,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,9 +54,17 @@ _COMPILERS: Final = ("g++", "clang++", "c++")
 _COMPILE_LIMIT_S: Final = 300.0
 
 
-@functools.cache
+_once = threading.Lock()  # threads that pack weights come here together, and `functools.cache` would let all of them compile
+
+
 def library() -> ctypes.CDLL:
     """Compile if need be, and load. Raises KernelsUnavailable."""
+    with _once:
+        return _library()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(library_path()))
 
 

@@ -23,12 +23,14 @@ from relay.engine.board import BOARD_BYTES, read_board
 from relay.errors import ConfigError, KernelsUnavailable, StartError
 from relay.kernels.cuda_devices import Gpu, find_gpus, refuse_expandable_segments
 from relay.kv.memory import create
+from relay.memory_limit import memory_limit
 from relay.model.source import Progress, resolve
 from relay.plan import EngineTask, Plan, PlannedWorker, make_plan
 from relay.runtime.run_directory import run_directory
 from relay.runtime.supervisor import OnEvent, Supervisor, WorkerSpec
 from relay.weights import SharedWeights, estimate, pack
 
+_PROCESS_BYTES = 45 << 20  # of one that has imported everything
 _OTHER_FILES = 512  # of a process, beside its connections
 WORKER_COMMAND = (sys.executable, "-m", "relay.worker")
 
@@ -147,11 +149,12 @@ def prepare(config: Config, progress: Progress, say: Callable[[str], None] = lam
 
 
 def _require_memory(plan: Plan) -> None:
-    """Raises ConfigError where the machine has less than the plan takes: pools would fill up, and then a worker would be killed."""
-    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if plan.total_bytes > here:
+    """Raises ConfigError where there is less than the plan takes: pools would fill up, and then a worker would be killed."""
+    here, whose = memory_limit()
+    beside = _PROCESS_BYTES * (len(plan.workers) + plan.config.runtime.spares + 1)
+    if plan.total_bytes + beside > here:
         raise ConfigError(
-            f"pools and weights take {plan.total_bytes >> 20} MiB, and this machine has {here >> 20} MiB of memory: "
+            f"pools and weights take {plan.total_bytes >> 20} MiB, processes some {beside >> 20}, and {whose} {here >> 20} MiB of memory: "
             "lower engine.kv_memory_mib, or a worker's own kv_memory_mib"
         )
 
@@ -193,7 +196,7 @@ async def serve(prepared: Prepared, announce: Announcements, run_parent: Path | 
 
         supervisor = Supervisor(run_dir, specs, plan.config.runtime, WORKER_COMMAND, announce.on_event, on_ask)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(supervisor.drain_on_signal)
+            await nursery.start(supervisor.drain_on_signal)  # before there is anything that a signal would have to end
             nursery.start_soon(_say_when_ready, supervisor, url, announce)
             await supervisor.run()
             nursery.cancel_scope.cancel()

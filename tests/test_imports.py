@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 
 # lowest first; rooms of one row do not import each other unless it says so
 LAYERS = (
-    ("errors", "config", "messages", "clock", "line_writer", "log", "__init__"),
+    ("errors", "config", "messages", "clock", "line_writer", "log", "memory_limit", "__init__"),
     ("runtime",),
     ("text", "kv", "policy", "ledger", "openai", "auth"),
     ("kernels",),

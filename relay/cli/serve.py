@@ -16,7 +16,7 @@ from relay.cli.progress import model_progress
 from relay.errors import StartError
 from relay.line_writer import standard_output
 from relay.plan import Plan
-from relay.serve import Announcements, listen, prepare
+from relay.serve import Announcements, allow_connections, listen, prepare
 from relay.serve import serve as run_server
 
 
@@ -33,6 +33,7 @@ def serve(config: Path, bind: str | None) -> None:
     console = Console(file=output, highlight=False, soft_wrap=True)
     log.configure("root", level="warning" if console.is_terminal else settings.log.level)
     listen(settings.gateway.bind).close()  # better now than after all the work
+    allow_connections(settings.gateway.max_connections)
     with model_progress(console) as progress:
         prepared = prepare(settings, progress, lambda what: console.print(what, markup=False))
     printer = _Printer(console)

@@ -179,10 +179,13 @@ class Supervisor:
             deadline = max(deadline, trio.current_time() + _LATER_RANKS_S)
         self._tell_event("drained")
 
-    async def drain_on_signal(self, deadline_s: float | None = None) -> None:
+    async def drain_on_signal(
+        self, deadline_s: float | None = None, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         """Drain at the first SIGTERM or SIGINT; a second one has streams end in an event at once, a third one waits for nothing."""
         hurried = False
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
             async with trio.open_nursery() as nursery:
                 async for _ in signals:
                     if not self._draining:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from relay.errors import StartError
 from relay.runtime.run_directory import run_directory
 
 
@@ -31,3 +32,8 @@ def test_only_what_nobody_locks_is_swept(tmp_path: Path) -> None:
         assert sorted(tmp_path.iterdir()) == sorted([beginning, other, first, second])
         with open(first / "lock") as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_parent_that_takes_nothing_is_a_clear_refusal() -> None:
+    with pytest.raises(StartError, match="no directory for sockets can be made in /proc: "), run_directory(Path("/proc")):
+        pass
