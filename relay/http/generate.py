@@ -23,7 +23,7 @@ from relay.http.exchange import Exchange
 from relay.http.feed import Start, feed
 from relay.http.holdings import Holdings
 from relay.http.limits import Meter, most_tokens
-from relay.http.positions import Positions, check_position
+from relay.http.positions import Positions, check_position, refuse_many
 from relay.http.turns import Pace, Turns
 from relay.http.used import Used
 from relay.ledger.spans import Span
@@ -247,6 +247,8 @@ class Endpoint(ABC, Generic[Request]):
         alone = len(prompts) * options.best_of == 1
         exchange.n_prompt = sum(len(prompt.ids) for prompt in prompts)
         choices: list[Choice] = []
+        if resumable is not None:
+            refuse_many(len(prompts) * options.best_of)
         stops = StopStrings(options.stop)
         pace = self._turns.pace()
         most = most_tokens(exchange.caller.limits, exchange.n_prompt, len(prompts) * options.best_of)

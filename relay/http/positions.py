@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from relay.errors import InvalidRequest
 from relay.http.choice import Choice, Seen
+from relay.openai.options import MOST_CHOICES
 
 _PART = re.compile(r"(\d{1,6})\.(\d{1,9})(f?)")
 
@@ -24,6 +25,16 @@ class Positions:
         name = ";".join(f"{index}.{seen.n_tokens}{'f' * seen.finished}" for index, seen in self._seen.items())
         at = events.rfind(b"\n\ndata: ") + 2 if b"\n\ndata: " in events else 0
         return b"%sid: %s\n%s" % (events[:at], name.encode(), events[at:])
+
+
+def refuse_many(n_choices: int) -> None:
+    """The position on each event tells of every choice, so bytes and time grow with the square of their number. Raises InvalidRequest."""
+    if n_choices > MOST_CHOICES:
+        raise InvalidRequest(
+            f"a resumable stream may have {MOST_CHOICES} choices, of all its prompts together, and this one has {n_choices}; send fewer "
+            "prompts, or leave out X-Relay-Resume",
+            param="prompt",
+        )
 
 
 def check_position(seen: Mapping[int, Seen], choices: Sequence[Choice]) -> None:

@@ -220,3 +220,10 @@ def test_a_curl_like_client_gets_sse_headers(server: RunningServer) -> None:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["cache-control"] == "no-cache"
         response.read()
+
+
+def test_a_resumable_stream_has_as_many_choices_as_its_positions_may_tell_of(server: RunningServer) -> None:
+    body = {"model": "smollm2", "prompt": ["a"] * 65, "n": 2, "max_tokens": 1, "stream": True}
+    response = server.http.post("/v1/completions", json=body, headers={"X-Relay-Resume": "true"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+    assert "130" in response.json()["error"]["message"]
