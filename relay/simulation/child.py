@@ -26,6 +26,7 @@ class SimulatedChild(Child):
     def __init__(self, world: "World", pid: int) -> None:
         self.world, self.pid = world, pid
         self.life: Life | None = None
+        self.is_stuck = False  # before it has a life
         self.channel = SimulatedChannel(self)
         self.control = self.channel
         self._ended, self._died, self._is_killed = "", trio.Event(), False
@@ -87,6 +88,8 @@ class SimulatedChild(Child):
     def obey(self, frame: Control) -> None:
         """What `relay.runtime.host` does with it."""
         root = self.world.supervisor
+        if self.is_stuck:
+            return
         match frame:
             case Start():
                 self.say(Begun())

@@ -32,7 +32,7 @@ class Client:
         self.lost_because = ""
 
     async def run(self) -> None:
-        await trio.sleep(self.visit.arrives_s)
+        await trio.sleep(self._world.scenario.begins_s + self.visit.arrives_s)
         life = await self._reach(f"gateway-{self.visit.gateway}")
         if life is None:
             self.outcome = "refused"

@@ -63,11 +63,16 @@ class Faults:
             if fault.point:
                 self._waiting.setdefault(fault.point, []).append(fault)
             else:
-                world.agenda.after(fault.at_s, partial(self._strike_worker, fault))
+                world.agenda.after(world.scenario.begins_s + fault.at_s, partial(self._strike_worker, fault))
         draw = world.draw_of("frames")  # of its own, so that what else happens in a seed stays what it was
         if draw.random() < 0.2 and world.scenario.window >= 100:
             worker, at_s = draw.choice(world.scenario.workers).name, 1.75 * world.scenario.spread_s * draw.random()
-            world.agenda.after(at_s, partial(self._outgrow, worker))
+            world.agenda.after(world.scenario.begins_s + at_s, partial(self._outgrow, worker))
+        draw = world.draw_of("spares")
+        if world.scenario.runtime.spares:  # some two seconds after the last worker was up they are made
+            root = world.supervisor
+            at_s, what = draw.choice(((1.5, root.no_process), (2.6, root.no_process), (2.4, root.kill_spares), (2.4, root.stop_spares)))
+            world.agenda.after(at_s, what)
 
     def wait_for(self, point: str) -> bool:
         """Whether any fault is to strike there."""
@@ -75,7 +80,7 @@ class Faults:
 
     def reached(self, point: str, life: "Life") -> None:
         waiting = self._waiting.get(point)
-        if waiting and self.enabled and not life.dead:
+        if waiting and self.enabled and not life.dead and trio.current_time() >= self._world.scenario.begins_s:
             for fault in list(waiting):
                 fault.left -= 1
                 if fault.left == 0:

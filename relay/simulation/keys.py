@@ -20,12 +20,14 @@ class Keys:
         self._granted: dict[str, dict[str, list[Connection]]] = {name: {} for name in world.scenario.limits}  # by key, by request
 
     def granted(self, connection: "Connection") -> None:
-        """A run lasts less than a minute, so that whatever started before still counts, unless who counted it died."""
+        """A run lasts less than a minute, so that whatever started before still counts, unless who counted it died. A stream that is
+        resumed goes on with what it was granted, even if it had ended."""
         visit, limits = connection.visit, connection.caller.limits
         granted = self._granted[visit.key]
+        is_new = connection.name not in granted
         granted.setdefault(connection.name, []).append(connection)
         running = [name for name, each in granted.items() if any(one.is_metered and not one.life.dead for one in each)]
-        if limits.concurrency and len(running) > limits.concurrency:
+        if is_new and limits.concurrency and len(running) > limits.concurrency:
             raise Violation("limits", f"{running} of the key {visit.key} run at once; its limit is {limits.concurrency}")
         survived = not self._world.supervisor.has_restarted("gateway")
         if survived and limits.requests and len(granted) > limits.requests:

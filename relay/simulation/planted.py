@@ -488,4 +488,8 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
             "    return list(workers)\n",
         ),
     ),
+    # --- spares
+    "a spare that cannot be started ends the server": (
+        ("relay.runtime.spares", "        except OSError as error:  # no process", "        except KeyError as error:  # no process"),
+    ),
 }

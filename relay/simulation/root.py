@@ -4,7 +4,7 @@ It starts, fences, restarts and drains as ever. How long a death takes to be see
 that an old life's end and a new one's start are told in all orders.
 """
 
-import itertools
+import errno
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,9 @@ class Root:
     """`supervisor`: the real one. `has_given_up`: it has ended the server, since a worker died too often."""
 
     def __init__(self, world: "World") -> None:
-        self._world, self._pids = world, itertools.count(1)
+        self._world = world
+        self._children: dict[int, SimulatedChild] = {}  # by pid
+        self._no_process_until = 0.0
         self.plans = {plan.name: plan for plan in world.scenario.workers}
         specs = [
             WorkerSpec(
@@ -98,7 +100,26 @@ class Root:
     # --- of children
 
     def _child(self) -> SimulatedChild:
-        return SimulatedChild(self._world, next(self._pids))
+        if trio.current_time() < self._no_process_until:
+            raise BlockingIOError(errno.EAGAIN, "no process left")
+        child = self._children[len(self._children) + 1] = SimulatedChild(self._world, len(self._children) + 1)
+        return child
+
+    def no_process(self) -> None:
+        """For a while none can be started."""
+        self._world.trace.note("no process can be started for some seconds")
+        self._no_process_until = trio.current_time() + 3.0
+
+    def kill_spares(self) -> None:
+        for pid in self.supervisor.spares():
+            self._world.trace.note(f"spare {pid} dies")
+            self._children[pid].ends("SIGKILL")
+
+    def stop_spares(self) -> None:
+        """They live, and never do anything again."""
+        for pid in self.supervisor.spares():
+            self._world.trace.note(f"spare {pid} stands still")
+            self._children[pid].is_stuck = True
 
     def load(self, child: SimulatedChild, start: Start) -> None:
         """A process has its life."""
@@ -156,7 +177,11 @@ class Root:
             served = all(any(role in plan.roles() for plan in others) for role in self.plans[name].roles())
             if event == "worker_rests" and not served:
                 raise Violation("restarts", f"{name} rests, and nobody else can do what it does")
-            if event == "worker_refused" and len(self._unwanted(name)) <= self._world.scenario.runtime.max_restarts:
+            if (
+                event == "worker_refused"
+                and not self._no_process_until
+                and len(self._unwanted(name)) <= self._world.scenario.runtime.max_restarts
+            ):
                 raise Violation("restarts", f"the server ends: {fields['reason']}")
 
     def _unwanted(self, name: str) -> list[float]:

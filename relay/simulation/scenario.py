@@ -116,6 +116,11 @@ class Scenario:
     limits: dict[str, Limits] = field(default_factory=dict)
 
     @property
+    def begins_s(self) -> float:
+        """When clients and faults may come: if there are spares, once they are there."""
+        return 2.5 if self.runtime.spares else 0.0
+
+    @property
     def needs_patience(self) -> bool:
         """Whether a healthy server may refuse for want of room."""
         return self.router.max_queue < 100 or self.window < 100 or self.router.queue_timeout_s < 100
@@ -237,7 +242,7 @@ def _pace(draw: random.Random) -> Pace:
 
 def _runtime(draw: random.Random, pace: Pace, window: int) -> RuntimeConfig:
     """No step lasts as long as `hang_s`."""
-    backoff_s = draw.choice((0.0, 0.02, 0.3))
+    backoff_s = draw.choice((0.005, 0.02, 0.3))  # without any, a start that fails is tried again before time passes
     return RuntimeConfig(
         heartbeat_s=pace.silent_s / 2.5,
         silent_s=pace.silent_s,
@@ -248,7 +253,7 @@ def _runtime(draw: random.Random, pace: Pace, window: int) -> RuntimeConfig:
         within_s=draw.choice((60.0, 0.5)),
         first_backoff_s=backoff_s,
         most_backoff_s=draw.choice((1, 4)) * backoff_s,
-        spares=draw.choice((0, 0, 1)),
+        spares=draw.choice((0, 0, 0, 1)),
         window=window,
     )
 

@@ -69,7 +69,7 @@ class World:
             self.nursery.start_soon(self.supervisor.run)
             self.nursery.start_soon(self.agenda.run)
             if self.scenario.stops_s:
-                self.agenda.after(self.scenario.stops_s, lambda: self.nursery.start_soon(self.supervisor.stop))
+                self.agenda.after(self.scenario.begins_s + self.scenario.stops_s, lambda: self.nursery.start_soon(self.supervisor.stop))
             with trio.move_on_after(_CLIENTS_END_WITHIN_S) as patience:
                 async with trio.open_nursery() as clients:
                     for client in self.clients:
