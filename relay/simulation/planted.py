@@ -197,15 +197,15 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "a gateway does not watch its decode worker": (
         (
             _GATEWAY,
-            "        flight.decode = message.decode\n        self._context.monitor(message.decode)\n",
-            "        flight.decode = message.decode\n",
+            "            flight.door.ring()\n        self._context.monitor(message.decode)\n",
+            "            flight.door.ring()\n",
         ),
     ),
     "nobody tells a gateway of the death of its decode worker": (
         (
             _GATEWAY,
-            "        flight.decode = message.decode\n        self._context.monitor(message.decode)\n",
-            "        flight.decode = message.decode\n",
+            "            flight.door.ring()\n        self._context.monitor(message.decode)\n",
+            "            flight.door.ring()\n",
         ),
         (_GATEWAY, "            self._context.monitor(address)  # it may hold", "            pass  # it may hold"),
         (
