@@ -32,7 +32,8 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server that we started ends with us
     deadline_s = time.monotonic() + args.seconds + args.longer
-    runtime = {"poison_token": args.poison_token, "hang_s": 5.0, "silent_s": 2.0}
+    # while the only gateway drains nobody is answered, and a reader that reads nothing can prolong that by all of drain_s
+    runtime = {"poison_token": args.poison_token, "hang_s": 5.0, "silent_s": 2.0, "drain_s": 5.0}
     with ServerUnderTest(args.config, runtime=runtime, gateway={"resume_grace_s": 5.0}) as server:
         run = AttackRun(server, args.only or NAMES, args.poison_token, args.seed, deadline_s)
 
