@@ -25,6 +25,7 @@ from relay.kernels.cuda_devices import Gpu, find_gpus, refuse_expandable_segment
 from relay.kv.memory import create
 from relay.memory_limit import memory_limit
 from relay.model.source import Progress, resolve
+from relay.model.text_files import read_text_files
 from relay.plan import EngineTask, Plan, PlannedWorker, make_plan
 from relay.runtime.run_directory import run_directory
 from relay.runtime.supervisor import OnEvent, Supervisor, WorkerSpec
@@ -141,6 +142,8 @@ def prepare(config: Config, progress: Progress, say: Callable[[str], None] = lam
         with suppress(KernelsUnavailable):  # explained all the same
             gpus_here = find_gpus()
     path = resolve(config.model.source, sha256=config.model.sha256, progress=progress)
+    if only_plan:
+        read_text_files(path)  # a tokenizer or a chat template that no gateway could read is refused here too
     weights = estimate(config, path) if only_plan else pack(config, path, say)
     plan = make_plan(config, path, int(time.time()), weights.n_bytes, weights.note, gpus_here)
     if config.device == "cpu":

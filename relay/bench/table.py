@@ -6,6 +6,7 @@ from rich.table import Table
 from relay.bench.report import Context, Goodput, Measured, Report
 from relay.bench.statistic import Distribution
 
+_NOTABLE_SHARE = 0.05
 _COLUMNS = ("mean", "p50", "p90", "p99")
 
 
@@ -27,6 +28,8 @@ def show(report: Report, console: Console) -> None:
         console, "output", f"{measured.output_tokens_per_s:.1f} tokens/s ({measured.output_tokens} in {measured.duration_s:.2f} s{chunks})"
     )
     _line(console, "prompts", f"{measured.prompt_tokens_per_s:.1f} tokens/s ({measured.prompt_tokens}), {_cached(measured)}")
+    if (measured.cached_share or 0) > _NOTABLE_SHARE:
+        _line(console, "note", "prompts were found in the server's cache: TTFT is of what was left of them (was this seed used before?)")
     if measured.slo is not None:
         _line(console, "goodput", _goodput(measured.slo))
     _show_generator(measured, console)

@@ -1,5 +1,6 @@
 """`relay bench URL`: put load on any OpenAI-compatible server and say what it answered with: latencies, rates, failures, goodput."""
 
+import secrets
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -55,6 +56,11 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 _FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 
 
+def _fresh_seed() -> int:
+    """With the same one a second run would find the prompts of the first in the server's cache."""
+    return secrets.randbelow(1 << 31)
+
+
 @click.command()
 @click.argument("url")
 @click.option("--model", help="Default: the first one that the server lists.")
@@ -72,7 +78,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 @click.option("--output-tokens", callback=_parsed(parse_lengths), help="The same forms.  [default: 64]")
 @click.option("--shared-prefix", type=click.IntRange(min=0), help="Prompt tokens that all requests begin with.  [default: 0]")
 @click.option("--sampling", type=click.Choice(["greedy", "default"]), default="greedy", show_default=True, help="default: the server's.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of arrivals, lengths and contents.")
+@click.option(
+    "--seed", type=int, default=_fresh_seed, help="Of arrivals, lengths and contents; default: another each time, which is shown."
+)
 @click.option("--token-ids", callback=_parsed(_ids), default="1000:30000", show_default=True, help="Prompts are made of these.")
 @click.option("--max-context", type=click.IntRange(min=2), help="Clip to so many tokens; default: what the server lists, if it does.")
 @click.option("--warmup", type=click.IntRange(min=0), default=0, show_default=True, help="Requests before the measurement.")

@@ -1,6 +1,7 @@
 """`relay chat`: talk to a running server in the terminal; answers stream as they are made."""
 
 import http.client
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -22,16 +23,22 @@ from relay.errors import StartError
 @click.option("--max-tokens", type=int, default=None, help="Of one answer; default: the server's.")
 @click.option("--key", default=None, help="API key, if the server asks for one.")
 def chat(url: str, model: str | None, system: str | None, temperature: float, max_tokens: int | None, key: str | None) -> None:
-    """Chat with a server. An empty line or Ctrl-D ends; Ctrl-C stops an answer."""
+    """Chat with a server. An empty line or Ctrl-D ends; Ctrl-C stops an answer. A question that the server refuses is
+    said to be, and forgotten; where questions come from a pipe the status is 1 then."""
     console = Console(highlight=False)
     client = _Client(url, key)
     name = model or client.first_model()
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     console.print(f"[dim]{name} at {url}; an empty line ends[/dim]")
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            importlib.import_module("readline")  # `input` edits lines with it
+    failed = False
     while True:
         try:
-            question = console.input("[bold]> [/bold]") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+            question = input("> ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
         except (EOFError, KeyboardInterrupt):
+            console.print()
             break
         if not question.strip():
             break
@@ -44,8 +51,16 @@ def chat(url: str, model: str | None, system: str | None, temperature: float, ma
                 console.print(piece, end="", markup=False, soft_wrap=True)
         except KeyboardInterrupt:
             console.print(" [dim](stopped)[/dim]", end="")
+        except (StartError, OSError, http.client.HTTPException) as error:
+            console.print()
+            click.echo(f"relay: {error}", err=True)
+            messages.pop()  # as if it had not been asked: what came before is still there
+            failed = True
+            continue
         console.print()
         messages.append({"role": "assistant", "content": answer})
+    if failed and not sys.stdin.isatty():
+        raise SystemExit(1)
 
 
 class _Client:

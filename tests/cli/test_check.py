@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,9 @@ from click.testing import CliRunner, Result
 
 from relay.cli import cli
 from relay.config import Config, load
-from relay.errors import ConfigError
+from relay.errors import ConfigError, ModelError
 from relay.kernels.emulator.runtime import EmulatedRuntime
+from relay.model.source import resolve
 from tests.running import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -128,3 +130,13 @@ def test_a_runtime_under_expandable_segments_is_refused_and_under_other_settings
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with pytest.raises(ConfigError, match="PYTORCH_ALLOC_CONF is `expandable_segments:True`"):
         EmulatedRuntime(())
+
+
+def test_a_chat_template_that_no_gateway_could_read_is_refused(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(resolve("random:tiny-llama", sha256=None), model)
+    (model / "chat_template.jinja").write_text("{% if %}")
+    config = tmp_path / "config.yaml"
+    config.write_text(f"model: {{source: {model}, name: m}}\nworkers: [{{name: engine, roles: [prefill, decode]}}]\n")
+    with pytest.raises(ModelError, match="template"):
+        check(str(config))
