@@ -17,7 +17,7 @@ SAMPLE = (
     ("a waiter is forgotten", "waiter forgotten"),
     ("a step is begun though a job has come", "computed after its cancel"),
     ("nobody is suspected of a step that followed", "suspects"),
-    ("a step that hangs is nobody's", "no ending, left behind"),
+    ("the server gives up at the first death", "restarts"),
     ("a death is told before the dead is reaped", "told of a death"),
     ("what a left stream came to is not told", "left behind"),
 )
