@@ -108,9 +108,11 @@ class Incarnation:
             return Death("drained", announced=True)
         if self._reason:
             return Death(self._reason, self._announced, self._last_words.start_error, self._blame)
+        if self._last_words.reason:  # however its process ended then: one that takes long to exit is fenced
+            return Death(self._last_words.reason, self._announced, self._last_words.start_error, "step")
         if ended == "SIGKILL":  # the kernel's way to get memory back, too
             return Death(f"{ended}, which this server did not send: possibly out of memory", blame="anybody")
-        return Death(self._last_words.reason or ended, self._announced, self._last_words.start_error, blame_of(ended))
+        return Death(ended, self._announced, blame=blame_of(ended))
 
     async def _listen(self, child: Child) -> None:
         """Until end of file and, soon after, the exit. A reaped process may have left last words: they are read first."""

@@ -42,7 +42,7 @@ def test_every_config_of_the_repository_is_explained(path: Path, smollm2_path: P
 def test_more_memory_than_there_is_is_refused(tmp_path: Path, smollm2_path: Path) -> None:
     config = tmp_path / "huge.yaml"
     config.write_text((ROOT / "configs" / "quickstart.yaml").read_text() + "engine: {kv_memory_mib: 100000000}\n")
-    with pytest.raises(ConfigError, match=r"pools and weights take .* MiB, and this machine has"):
+    with pytest.raises(ConfigError, match=r"pools and weights take .* MiB, processes some .*, and this machine has"):
         check(str(config))
 
 

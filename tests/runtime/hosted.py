@@ -16,6 +16,7 @@ A question's kind is what to do, its body "<worker> <argument>"; workers that ar
 """
 # ruff: noqa: E402
 
+import atexit
 import os
 import sys
 import time
@@ -91,6 +92,8 @@ class Probe:
             case "crash":
                 words = Refused(request_id="r", attempt=1, code="", message=argument)
                 self._context.post(self._context.address, words)
+            case "linger":
+                atexit.register(time.sleep, 60)
             case "fd":
                 peer, _, name = argument.rpartition(" ")
                 fds = self._host.peer_fds(address(peer)) if peer else self._fds

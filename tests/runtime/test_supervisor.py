@@ -215,9 +215,14 @@ def test_a_worker_that_computes_is_not_killed_for_its_silence_unless_it_never_en
     serve(tmp_path, names("a"), scenario, silent_s=0.6)
 
 
-def test_an_actors_exception_is_the_reason_its_watchers_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("takes_long_to_exit", [False, True])
+def test_an_actors_exception_is_the_reason_its_watchers_are_told(tmp_path: Path, takes_long_to_exit: bool) -> None:
+    """A process that has said its last words and does not exit is killed by us: not by somebody, nor for want of memory."""
+
     async def scenario(server: Server) -> None:
         await server.tell("a", "saw", "up probe/b@1")
+        if takes_long_to_exit:
+            await server.tell("b", "linger")
         await server.supervisor.ask("crash", b"b a negative number", 20.0)  # whether it still says "done" is left to chance
         assert "down probe/b@1 ValueError: a negative number" in (await server.tell("a", "saw", "down")).splitlines()
         await server.event(event="worker_ready", worker="b", epoch=2)
