@@ -44,7 +44,7 @@ from relay.messages import (
     Tokens,
     Up,
 )
-from relay.policy.poison import PoisonMemory, digest
+from relay.policy.poison import PoisonMemory, digests
 from relay.runtime.mailbox import AtOnce
 from relay.runtime.node import Context
 
@@ -177,7 +177,7 @@ class GatewayActor:
         self._on_event("admitted")
         if self._closing is not None:
             self._end(flight, error=self._closing)
-        elif not self._poison.is_empty(now_ns()) and self._poison.holds(_digest(flight), now_ns()):
+        elif not self._poison.is_empty(now_ns()) and any(self._poison.holds(known, now_ns()) for known in _digests(flight)):
             self._refuse_poison(flight)
         elif self._router is not None and later:
             self._context.post(self._router, self._admission(flight, again=True))
@@ -411,7 +411,7 @@ class GatewayActor:
             died = "each worker that computed this request died of it, the last one with nothing else in its step"
             self._end(flight, error=PoisonRequest(died if suspect else reason))
             if suspect and self._poison_memory_ns:
-                self._convict(Convicted(digest=_digest(flight), until_ns=now_ns() + self._poison_memory_ns))
+                self._convict(Convicted(digest=_digests(flight)[bool(flight.ids)], until_ns=now_ns() + self._poison_memory_ns))
             return
         if flight.failures >= self._max_attempts:
             text = f"{flight.failures} attempts in a row failed; the last: {reason}. Try again later"
@@ -430,7 +430,7 @@ class GatewayActor:
         """What is under way of the same ends too: it would be the next to kill."""
         if self._poison.add(message.digest, message.until_ns):
             for flight in list(self._flights.values()):
-                if _digest(flight) == message.digest:
+                if message.digest in _digests(flight):
                     self._cancel(flight, PoisonRequest.code)
                     self._refuse_poison(flight)
 
@@ -469,5 +469,5 @@ class GatewayActor:
         )
 
 
-def _digest(flight: Flight) -> bytes:
-    return digest(flight.prompt, flight.sampling, flight.prompt_logprobs)
+def _digests(flight: Flight) -> tuple[bytes, bytes]:
+    return digests(flight.prompt, flight.sampling, flight.prompt_logprobs)

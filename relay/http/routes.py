@@ -1,5 +1,6 @@
 """Routes about the server: models, health, metrics, ledgers, KV pools. Each answers for the whole server, whichever gateway is asked."""
 
+import math
 import re
 from collections.abc import Awaitable, Callable
 
@@ -17,6 +18,7 @@ from relay.runtime.asks import SUPERVISOR
 from relay.runtime.frames import Answers
 
 _ANSWER_WITHIN_S = 1.0
+_ROUTER_BACK_WITHIN_S = 5.0
 _ARMED_WITHIN_S = 10.0  # a busy worker's answer counts as well
 _ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(r[0-9a-f]{10}-.+)")  # of an answer's body: our ID of its request, behind what kind it is
 _FAMILIES = msgspec.msgpack.Decoder(list[Family])
@@ -30,6 +32,7 @@ class ServerRoutes:
     def __init__(self, ask: Ask, records: Records, served: Served, *, allow_faults: bool = False) -> None:
         self._allow_faults = allow_faults
         self._ask, self._records, self._served = ask, records, served
+        self._ready_s = -math.inf  # when a router last said so
         self.is_draining: Callable[[], bool] = lambda: False
 
     def table(self) -> dict[str, Callable[[Exchange], Awaitable[None]]]:
@@ -55,7 +58,7 @@ class ServerRoutes:
 
     async def health(self, exchange: Exchange) -> None:
         """What readyz says, where probes made for other servers look; open, so it names no worker."""
-        why, _ = await self._unready()
+        why = await self.why_not_ready()
         body = {"status": "unavailable", "reason": why} if why else {"status": "ok"}
         await exchange.respond(503 if why else 200, msgspec.json.encode(body), headers={"Retry-After": "1"} if why else None)
 
@@ -71,6 +74,10 @@ class ServerRoutes:
         else:
             await exchange.respond(200, msgspec.json.encode({"status": "ready", **({"resting": resting} if resting else {})}))
 
+    async def why_not_ready(self) -> str:
+        """Empty if a request would be served."""
+        return (await self._unready())[0]
+
     async def _unready(self) -> tuple[str, list[str]]:
         """Why no request would be served, empty if one would; and the workers that rest."""
         if self.is_draining():
@@ -78,7 +85,10 @@ class ServerRoutes:
         answers = await self._ask("ready", b"", _ANSWER_WITHIN_S)
         resting = msgspec.json.decode(answers.answers.get(SUPERVISOR, b"[]"), type=list[str])
         if b"yes" in answers.answers.values():
+            self._ready_s = trio.current_time()
             return "", resting
+        if b"no" not in answers.answers.values() and trio.current_time() - self._ready_s < _ROUTER_BACK_WITHIN_S:
+            return "", resting  # it is being replaced: a request waits for it, and is served
         return "workers are starting" if b"no" in answers.answers.values() else "the router does not answer", resting
 
     async def metrics(self, exchange: Exchange) -> None:

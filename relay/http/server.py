@@ -15,6 +15,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
@@ -43,6 +44,8 @@ log = structlog.get_logger()
 BACKLOG = 1024
 _ORIGIN = re.compile(rb"https?://([^/?]*)", re.IGNORECASE)
 _BARE_LINE_END = re.compile(rb"(?<!\r)\n")  # which a proxy in front may not take for one (RFC 9112, 2.2 leaves it to us)
+_HEAD_BYTES = 32 << 10  # h11 looks at the size of a head only while that is incomplete
+_LINGER_S = 30.0
 _UNREAD_PARTS = 2  # of a body that its application has yet to read, of 64 KiB at most each
 _LINGER_BYTES = 64 << 20
 _AHEAD_BYTES = 128 << 10  # behind the request that is being answered
@@ -53,8 +56,11 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 Message = MutableMapping[str, Any]
 
 
+@dataclass(frozen=True)
 class Answered(Event):
-    """Protocol to connection: nothing more will be sent; what comes is discarded."""
+    """Protocol to connection: the answer is complete and its request is not. What comes is discarded; of the last answer, to the end."""
+
+    is_last: bool
 
 
 class Inbound:
@@ -237,10 +243,8 @@ class Http1Protocol(H11Protocol):
 
     async def _linger(self) -> None:
         """The answer is complete, its request is not: read on, within limits. It idles meanwhile, and may be closed for others' sake."""
-        if self.connection.our_state is not h11.DONE or self._is_deaf:
-            self._is_deaf = True
-            await self.send(Answered())
-        await self.send(Updated(idle=True))
+        self._is_deaf = self._is_deaf or self.connection.our_state is not h11.DONE
+        await self.send(Answered(self._is_deaf))
 
     async def _discard(self, n_bytes: int) -> None:
         self._n_discarded += n_bytes
@@ -276,6 +280,8 @@ class Http1Protocol(H11Protocol):
 def _misframed(request: h11.Request) -> int | None:
     """The status that refuses a request whose body two readers might end at different bytes, or that expects the unknown."""
     headers = dict(request.headers)
+    if sum(len(name) + len(value) for name, value in request.headers) + len(request.target) > _HEAD_BYTES:
+        return 431
     if b"transfer-encoding" in headers and (b"content-length" in headers or request.http_version < b"1.1"):
         return 400
     if headers.get(b"expect", b"100-continue").lower() != b"100-continue":
@@ -339,9 +345,7 @@ class Connection(TCPServer):
             if event.idle:
                 self.idle[self] = None
         if isinstance(event, Answered):
-            with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-                async with self.send_lock:
-                    await self.stream.send_eof()
+            await self._outlast(event)
             return
         if not isinstance(event, RawData):
             await super().protocol_send(event)
@@ -358,6 +362,21 @@ class Connection(TCPServer):
             pass
         await trio.aclose_forcefully(self.stream)
         await self.protocol.handle(Closed())
+
+    async def _outlast(self, answer: Answered) -> None:
+        """Let the client finish what it sends, for a while; meanwhile others may have its place."""
+        if answer.is_last:
+            with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                async with self.send_lock:
+                    await self.stream.send_eof()
+        self.idle.pop(self, None)
+        self.idle[self] = None
+        await self.idle_task.restart(self._task_group, self._linger_timeout)
+
+    async def _linger_timeout(self) -> None:
+        await trio.sleep(min(_LINGER_S, self.config.keep_alive_timeout))
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
 
     def _taken_at_once(self, data: bytes) -> bytes:
         """Write what the socket takes without waiting, a token's event nearly always whole; returns the rest. Raises OSError."""
@@ -393,7 +412,7 @@ class HttpServer:
         self._config.include_server_header = False
         self._config.accesslog = None
         self._config.errorlog = None
-        self._config.h11_max_incomplete_size = 32 << 10
+        self._config.h11_max_incomplete_size = _HEAD_BYTES
         self._context = WorkerContext(None)
         known: dict[str, Any] = {
             "write_timeout_s": write_timeout_s,

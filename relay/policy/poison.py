@@ -1,8 +1,9 @@
 """Requests that killed what computed them, remembered for a while: so that the same one, sent again, kills nobody. Pure.
 
-What is the same: the prompt's token ids, how tokens are drawn, and how much is scored. The seed and the choice are left out, which a client
-that tries again rarely names, and so is the length, which says when it ends and not what it does. So another answer to the same prompt may
-be refused that would have killed nobody: for some minutes, which is less than a worker's life is worth.
+What is the same: of a request that killed before it had a token, the prompt, whatever else it asks for; of one that killed later, the
+prompt, how tokens are drawn, and how much is scored. The seed and the choice are left out, which a client that tries again rarely names,
+and so is the length, which says when it ends and not what it does. So another answer to the same prompt may be refused that would have
+killed nobody: for some minutes, which is less than a worker's life is worth.
 """
 
 import array
@@ -19,12 +20,13 @@ _MOST: Final = 1024
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def digest(prompt: Sequence[int], sampling: Sampling, prompt_logprobs: int) -> bytes:
-    """Of 16 bytes; half a millisecond for a hundred thousand tokens."""
+def digests(prompt: Sequence[int], sampling: Sampling, prompt_logprobs: int) -> tuple[bytes, bytes]:
+    """Of the prompt alone, and of all that matters: 16 bytes each; half a millisecond for a hundred thousand tokens."""
     same = msgspec.structs.replace(sampling, seed=0, choice=0)
-    found = hashlib.blake2b(_encode((same, prompt_logprobs)), digest_size=16)
-    found.update(array.array("q", prompt).tobytes())
-    return found.digest()
+    whole = hashlib.blake2b(array.array("q", prompt).tobytes(), digest_size=16)
+    of_prompt = whole.digest()
+    whole.update(_encode((same, prompt_logprobs)))
+    return of_prompt, whole.digest()
 
 
 class PoisonMemory:

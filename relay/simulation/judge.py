@@ -23,7 +23,7 @@ from relay.errors import (
     Unavailable,
 )
 from relay.policy.cache_index import CacheIndex, hints
-from relay.policy.poison import digest
+from relay.policy.poison import digests
 from relay.simulation.client import Client
 from relay.simulation.connection import Connection
 from relay.simulation.keys import held
@@ -102,11 +102,11 @@ def _is_like_one_that_killed(world: "World", flight: Flight) -> bool:
         for other in connection.flights
         if client.visit.poison is not None or other.request_id in world.watch.tried
     )
-    return any(_digest(other) == _digest(flight) for other in culprits)
+    return any(_digests(other)[bool(other.ids)] in _digests(flight) for other in culprits)
 
 
-def _digest(flight: Flight) -> bytes:
-    return digest(flight.prompt, flight.sampling, flight.prompt_logprobs)
+def _digests(flight: Flight) -> tuple[bytes, bytes]:
+    return digests(flight.prompt, flight.sampling, flight.prompt_logprobs)
 
 
 def _of_blocks(life: Life) -> Iterator[Problem]:

@@ -40,7 +40,8 @@ def n_deaths(server: RunningServer) -> int:
 
 def send(server: RunningServer, prompt: list[int], seed: int = 1) -> httpx.Response:
     """On a connection of its own, which either gateway may take."""
-    return httpx.post(f"{server.url}/v1/completions", json={"prompt": prompt, "max_tokens": 1, "temperature": 1, "seed": seed}, timeout=300)
+    body = {"prompt": prompt, "max_tokens": 1, "temperature": 1 + seed / 1000, "seed": seed}
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=300)
 
 
 def assert_refused(response: httpx.Response) -> None:
@@ -49,7 +50,7 @@ def assert_refused(response: httpx.Response) -> None:
 
 
 def test_the_same_poison_twelve_times_kills_no_more_than_once(server: RunningServer) -> None:
-    """In a step with others and then alone: two deaths, of the first."""
+    """In a step with others and then alone: two deaths, of the first. It killed as a prompt, so that another temperature is no excuse."""
     prompt = [5, POISON, 6]
     assert_refused(send(server, prompt))
     n = n_deaths(server)

@@ -371,3 +371,33 @@ def test_a_server_that_stops_accepting_leaves_new_connections_to_another_and_end
         listening.close()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_head_that_is_too_large_is_refused_however_it_comes(in_pieces: bool) -> None:
+    """The parser looks at its size only while it is incomplete."""
+
+    async def scenario() -> None:
+        async with serving(read_all) as (listening, server):
+            async with await listening.dial() as stream:
+                head = request("GET", *(f"X-{i}: {'x' * 60}" for i in range(700)))
+                for start in range(0, len(head), 8192 if in_pieces else len(head)):
+                    await stream.send_all(head[start : start + (8192 if in_pieces else len(head))])
+                    await trio.lowlevel.checkpoint()
+                assert (await to_the_end(stream)).startswith(b"HTTP/1.1 431 Request Header Fields Too Large")
+            await until(lambda: server.n_connections == 0)
+
+    run(scenario)
+
+
+def test_a_client_that_never_sends_the_body_of_an_answered_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relay.http.server._LINGER_S", 0.1)
+
+    async def scenario() -> None:
+        async with serving(read_nothing) as (listening, server), await listening.dial() as stream:
+            await stream.send_all(request("POST", "Content-Length: 100", body=b"a"))
+            assert (await one_answer(stream)).startswith(OK)
+            assert await to_the_end(stream) == b""
+            await until(lambda: server.n_connections == 0)
+
+    run(scenario)
