@@ -137,7 +137,8 @@ class ServerUnderTest:
 
     def arm(self, worker: str, point: str, action: str, *, after: int = 1, seconds: float = 1.0, within_s: float = 10.0) -> None:
         fault = {"worker": worker, "point": point, "action": action, "after": after, "seconds": seconds}
-        request = urllib.request.Request(f"{self.url}/admin/faults", json.dumps(fault).encode(), method="POST")
+        json_type = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/admin/faults", json.dumps(fault).encode(), json_type, method="POST")
         urllib.request.urlopen(request, timeout=within_s).read()
 
     def attempts(self, request_id: str) -> int:

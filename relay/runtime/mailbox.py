@@ -83,18 +83,24 @@ class Mailbox:
         self._closed = False
         self._reader = trio.lowlevel.ParkingLot()
         self._at_once: AtOnce | None = None
+        self._failure: Exception | None = None
 
     def put(self, origin: Life | None, message: Message, *, at_once: bool = False) -> None:
         """Never waits. `origin` is the sending worker whose lane paid, or None where no credit was used.
 
-        at_once: it may be taken here and now, if nothing lies before it and its actor has said how (`take_at_once`).
+        at_once: it may be taken here and now, if nothing lies before it and its actor has said how (`take_at_once`). What that raises is
+        raised to the actor as it iterates, and nothing more is taken.
         """
-        if self._closed:
+        if self._closed or self._failure is not None:
             return
         now = self._at_once
         if at_once and now is not None and not self._messages and isinstance(message, now.kind) and now.is_free():
-            self._taken(origin, message)
-            now.take(message)
+            try:
+                self._taken(origin, message)
+                now.take(message)
+            except Exception as error:  # the actor's own failure, and no link's
+                self._failure = error
+                self._reader.unpark()
             return
         self._messages.append((origin, message))
         self._reader.unpark()
@@ -113,7 +119,9 @@ class Mailbox:
 
     async def __anext__(self) -> Message:
         await trio.lowlevel.checkpoint()
-        while not self._messages:
+        while self._failure is not None or not self._messages:
+            if self._failure is not None:
+                raise self._failure
             if self._closed:
                 raise StopAsyncIteration
             await self._reader.park()

@@ -168,3 +168,25 @@ def test_what_may_be_is_taken_at_once_and_never_overtakes() -> None:
 
     trio.run(main)
     assert handled == [mail(0)]
+
+
+def test_what_is_raised_while_a_message_is_taken_at_once_is_raised_to_the_actor() -> None:
+    """In its link, the whole worker would end before the actor could say so to anybody."""
+
+    async def main() -> None:
+        def fail(message: object) -> None:
+            raise ValueError("a defect")
+
+        box = Mailbox(lambda origin, message: None)
+        box.take_at_once(AtOnce(Refused, fail))
+
+        async def put() -> None:
+            await wait_all_tasks_blocked()
+            box.put(("a", 1), mail(0), at_once=True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put)
+            with pytest.raises(ValueError, match="a defect"):
+                await anext(box)
+
+    trio.run(main)
