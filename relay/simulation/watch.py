@@ -79,6 +79,7 @@ class Watch:
         self._first: dict[tuple[Address, Key], None] = {}  # first tokens that this prefill actor has sent to a gateway
         self._homes: dict[tuple[Flight, int], Address] = {}  # where this attempt of it was placed first
         self._left: dict[tuple[Address, Key], None] = {}  # what this prefill actor has told the router that it is done with
+        self._prefills: dict[tuple[Address, Key], None] = {}  # which prompts this prefill actor has taken
         self._owes_left: dict[tuple[Address, Key], None] = {}  # what it has told others so
         self._admitted: dict[tuple[Address, str], int] = {}  # the newest attempt that this gateway has sent
         self._drains: dict[tuple[Address, Key], Address] = {}  # who tells this gateway that it has displaced that attempt as it drained
@@ -125,8 +126,10 @@ class Watch:
                 self._end_lease(source, to, key)
                 self._owes_left[source, key] = None
             case Returned():
-                self._end_lease(source, to, (message.request_id, message.attempt))
-                self._owes_left[source, (message.request_id, message.attempt)] = None
+                key = message.request_id, message.attempt
+                self._end_lease(source, to, key)
+                if (source, key) in self._prefills:  # else it has never heard of it, and its place is given up by decode's Left
+                    self._owes_left[source, key] = None
             case Left():
                 self._left[source, (message.request_id, message.attempt)] = None
                 self._log_goes_on(life, source, (message.request_id, message.attempt))
@@ -199,6 +202,8 @@ class Watch:
             self._is_mourned(life, address, message.address)
         elif isinstance(message, Placed | Tokens):
             self._is_answered(life, address, message)
+        elif isinstance(message, Prefill):
+            self._prefills[address, (message.request_id, message.attempt)] = None
         elif isinstance(message, Expect):
             self._is_leased_rightly(life, address, message)
         elif isinstance(message, Displaced) and message.drained:
