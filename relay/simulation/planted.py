@@ -376,7 +376,7 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
         ("relay.runtime.mailbox", "now is not None and not self._messages and isinstance", "now is not None and isinstance"),
     ),
     "what is taken at once gives no credit back": (
-        ("relay.runtime.mailbox", "            self._taken(origin, message)\n            now.take", "            now.take"),
+        ("relay.runtime.mailbox", "                self._taken(origin, message)\n                now.take", "                now.take"),
     ),
     # --- ledgers
     "a token's journey is charged though the next step was computed beside it": (
