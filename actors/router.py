@@ -452,3 +452,4 @@ class RouterActor:
                 elif queued.admit.deadline_ns and queued.admit.deadline_ns < now:
                     self._queue.remove(key)
                     self._refuse(queued.admit, DeadlineExceeded("the request's time ran out while it waited for a place"))
+            self._place_queued()  # who waited behind those that are gone now has a turn at once
