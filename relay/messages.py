@@ -184,8 +184,8 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     `dead` are addresses that earlier attempts met dead or drained: the router may not know yet, and would send each there again.
     `deadline_ns` is on the host's monotonic clock, 0 for none. `salt` is the namespace of its prefix in caches.
     `prompt_logprobs` is -1 for none, else how many alternatives for each token of the prompt. `lone`: it was in a step that a worker died
-    in, so it shares no step with others until it has gained a token. `logprobs` are of the generated tokens among `tokens`, where a log of
-    them is to be kept. `again`: the request was taken before, so it is not refused for want of room now.
+    in, so it shares no step with others until it has gained tokens in two. `logprobs` are of the generated tokens among `tokens`, where a
+    log of them is to be kept. `again`: the request was taken before, so it is not refused for want of room now.
     """
 
     request_id: str

@@ -487,7 +487,8 @@ class Engine:
     def _got(self, advance: Advance, report: StepReport) -> None:
         sequence = advance.sequence
         report.advances.append(advance)
-        sequence.lone = False
+        sequence.lone = sequence.lone and not sequence.has_gained
+        sequence.has_gained = True
         sequence.trail = list(advance.trail) if sequence.side == "prefill" else []
         was_waiting = self._line.remove(sequence.id) is not None
         if sequence.side == "prefill":

@@ -31,8 +31,8 @@ class Sequence:
     tokens: prompt, earlier attempts' tokens and what is generated. blocks: its block table, empty until the engine finds some.
     n_computed: tokens whose KV is there. root: the namespace of its block keys. n_cached: tokens found in the cache at its start.
     A `prefill` sequence leaves with its first token; a `decode` one stays until it finishes. target: where its KV is pushed, None for
-    nowhere. lone: it shares no step with others until it has gained a token here. borrowed: its blocks are a lease of this pool, so they
-    are not its own to publish.
+    nowhere. lone: it shares no step with others until it has gained tokens in two steps here: the first one's token is lost
+    with the worker if the second kills before it is sent. borrowed: its blocks are a lease of this pool, so not its own to publish.
     """
 
     id: SequenceId
@@ -59,6 +59,7 @@ class Sequence:
     n_pushed: int = 0  # blocks of the target that are written
     preempted: bool = False
     started: bool = False  # some of it has been computed here
+    has_gained: bool = False  # a token here
     lacked_blocks: bool = False
     trail: list[tuple[int, int]] = field(default_factory=list)
     drafter: Drafter | None = None  # from its first decode step on that has room for guesses

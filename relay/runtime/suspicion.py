@@ -30,7 +30,7 @@ class Suspicion:
     def convicts(self, suspects: tuple[str, ...], lone: bool, blame: Blame) -> bool:
         """Whether this death convicts the one request that it struck. lone: it was in its step alone, to be tried.
 
-        A request that has gained a token is tried again only after a death in company, which ends its count here.
+        A request that has gained tokens in two steps is tried again only after a death in company, which ends its count here.
         """
         if not lone:
             for request_id in suspects:

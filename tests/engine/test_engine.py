@@ -520,15 +520,15 @@ def test_a_prompt_waits_for_blocks_and_goes_on_after_a_nudge() -> None:
     assert worker.got[sequence.id] == expected(prompt_of(40), 1)
 
 
-def test_a_suspect_shares_no_step_until_it_has_gained_a_token() -> None:
+def test_a_suspect_shares_no_step_until_it_has_gained_tokens_in_two() -> None:
     worker = Worker(budget_tiles=1)
     other, suspect = worker.sequence(prompt_of(20, 1), 12), worker.sequence(prompt_of(40, 2), 6)
     suspect.lone = True
     worker.step(Add(other))
     worker.step()
     report = worker.step(Add(suspect))
-    while suspect.id not in worker.got:
-        assert (report.n_decode_rows, report.n_prefill_tokens) in ((0, 16), (0, 8), (1, 0))  # the last is the other's own
+    while len(worker.got.get(suspect.id, ())) < 2:
+        assert (report.n_decode_rows, report.n_prefill_tokens) in ((0, 16), (0, 8), (1, 0))  # the last is the other's own, or its second
         report = worker.step()
     while len(worker.finished) < 2:
         worker.step()
@@ -554,7 +554,9 @@ def test_the_board_names_who_is_in_a_step_and_nobody_between(tmp_path: Path) -> 
     second.lone = True
     worker.step(Add(first), Add(second))
     worker.step()
-    assert seen == [(("2",), True), (("1", "2"), False)] or seen == [(("2",), True), (("2", "1"), False)]
+    worker.step()
+    assert seen[:2] == [(("2",), True)] * 2  # its first token may have died with its worker, so that the second step is its trial too
+    assert seen[2] in ((("1", "2"), False), (("2", "1"), False))
     assert read_board(fd) == ((), False)
     worker.engine._board.announce_kill()
     worker.engine._board.begin(["2"], lone=True)
