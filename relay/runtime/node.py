@@ -32,6 +32,7 @@ from relay.messages import (
     Oversized,
     Prefill,
     Prefilled,
+    Resume,
     Returned,
     Scores,
     Settle,
@@ -41,7 +42,8 @@ from relay.messages import (
 )
 from relay.runtime.mailbox import Lane, Life, Mailbox, Sent
 
-OUTSIDE_LANES: tuple[type, ...] = (Up, Down, Oversized, Cancel, Detach, Spent, Returned, Settle)  # what frees room must not wait for room
+# What frees room must not wait for room. Resume is among it to keep its place: behind the Detach of the reader before, before its own.
+OUTSIDE_LANES: tuple[type, ...] = (Up, Down, Oversized, Cancel, Detach, Resume, Spent, Returned, Settle)
 _Words = tuple[str, tuple[str, ...], bool]  # of a death: reason, suspects, lone; as in `Down`
 _UNKNOWN: _Words = ("not alive", (), False)
 _log = structlog.get_logger()

@@ -7,7 +7,7 @@ import trio
 from relay.actors.gateway import Bell, Flight, GatewayActor
 from relay.errors import StreamLost
 from relay.ledger.ledger import Ledger
-from relay.messages import Address, Cancel, Detach, Displaced, Message, Resumable, Resume, Sampling, Spent, Stopping
+from relay.messages import Address, Cancel, Detach, Displaced, Message, Refused, Resumable, Resume, Sampling, Spent, Stopping
 from relay.runtime.node import Node
 
 DECODE = Address("decode/0", 1)
@@ -31,9 +31,9 @@ def flight(attempt: int = 1) -> Flight:
     return Flight("r1", (1, 2), Sampling(), Stopping(max_tokens=8), Ledger(0), Bell(), resumable=resumable, attempt=attempt)
 
 
-def with_gateway(play: Callable[[GatewayActor, Callable[[Message], None], Road], None]) -> None:
+def with_gateway(play: Callable[[GatewayActor, Callable[[Message], None], Road], None], *, window: int = 4096) -> None:
     async def main() -> None:
-        node, road = Node("gateway-0", 1), Road()
+        node, road = Node("gateway-0", 1, window=window), Road()
         context = node.open("gateway/0")
         node.up("decode-0", 1, ("decode/0",), road)
         gateway = GatewayActor(max_attempts=3, on_event=lambda event: None)
@@ -88,6 +88,19 @@ def test_whoever_comes_back_to_the_same_gateway_takes_over_what_the_one_who_left
         assert told == [(0, True)]
 
     with_gateway(play)
+
+
+def test_who_leaves_at_once_is_not_told_to_have_left_before_it_came() -> None:
+    """However full the lane is. Else the decode worker sends to nobody, and the key's place is never given back."""
+
+    def play(gateway: GatewayActor, on: Callable[[Message], None], road: Road) -> None:
+        gateway._context.post(DECODE, Refused(request_id="another", attempt=1, code="", message="takes the only credit"))
+        one = flight()
+        gateway.take_over(one, DECODE)
+        gateway.leave(one, "the client left")
+        assert [type(message) for message in road.sent] == [Refused, Resume, Detach]
+
+    with_gateway(play, window=1)
 
 
 def test_a_stop_string_ends_an_answer_and_a_client_that_leaves_does_not() -> None:
