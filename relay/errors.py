@@ -8,6 +8,13 @@ a worker's death at an outer edge.
 from typing import ClassVar
 
 
+def first_cause(error: Exception) -> Exception:
+    """The first of the exceptions that nurseries have wrapped."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 class RelayError(Exception):
     """Base of all of them. The text says what was wrong, what was expected, and what to do."""
 

@@ -22,6 +22,7 @@ from relay.errors import (
     NotFound,
     RequestError,
     Unauthorized,
+    first_cause,
 )
 from relay.http.access import Access
 from relay.http.body_budget import BodyBudget
@@ -220,13 +221,6 @@ def _path(scope: Scope) -> str:
 
 def _shown(path: str) -> str:
     return path if len(path) <= _SHOWN_PATH else f"{path[:_SHOWN_PATH]}... ({len(path)} characters)"
-
-
-def first_cause(error: Exception) -> Exception:
-    """What a nursery has wrapped."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def observe_tokens(metrics: GatewayMetrics, start_ns: int, choices: list[list[int]], pace: Pace) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from relay.errors import FrameTooLarge, RuntimeFault, StartError
+from relay.errors import FrameTooLarge, RuntimeFault, StartError, first_cause
 from relay.messages import Address
 from relay.runtime.asks import SUPERVISOR, Handler, answer_safely
 from relay.runtime.child import die_with
@@ -227,7 +227,7 @@ async def _main(sock: socket.socket, assemble: Assemble) -> bool:
         await channel.send(pack(Begun()))
         await Host(channel, start).serve(assemble, fds)
     except Exception as error:
-        cause = _first_cause(error)
+        cause = first_cause(error)
         with trio.move_on_after(_LAST_WORDS_WITHIN_S):
             try:
                 await channel.send(pack(_last_words(cause)))
@@ -238,12 +238,6 @@ async def _main(sock: socket.socket, assemble: Assemble) -> bool:
     finally:
         channel.close()
     return True
-
-
-def _first_cause(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _last_words(cause: Exception) -> Crashed:

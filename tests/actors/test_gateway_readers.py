@@ -9,21 +9,9 @@ from relay.errors import StreamLost
 from relay.ledger.ledger import Ledger
 from relay.messages import Address, Cancel, Detach, Displaced, Message, Refused, Resumable, Resume, Sampling, Spent, Stopping
 from relay.runtime.node import Node
+from tests.actors.road import Road
 
 DECODE = Address("decode/0", 1)
-
-
-class Road:
-    """An outlet that writes down what goes to the decode worker."""
-
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-
-    def deliver(self, to: Address, body: Message) -> None:
-        self.sent.append(body)
-
-    def credit(self, to: Address, n: int) -> None:
-        pass
 
 
 def flight(attempt: int = 1) -> Flight:

@@ -12,21 +12,9 @@ from relay.actors.router import RouterActor
 from relay.config import Role, RouterConfig
 from relay.messages import Address, Admit, Announced, Displaced, Down, Expect, Message, Refused, Sampling, Stopping, Withdrawn
 from relay.runtime.node import Node
+from tests.actors.road import Road
 
 GATEWAY = Address("gateway/0", 1)
-
-
-class Road:
-    """A link that keeps what it should carry."""
-
-    def __init__(self) -> None:
-        self.sent: list[Message] = []
-
-    def deliver(self, to: Address, body: Message) -> None:
-        self.sent.append(body)
-
-    def credit(self, to: Address, n: int) -> None:
-        pass
 
 
 def routed(scenario: Callable[[Node, Road], list[Message]], room: dict[Role, int] | None = None) -> list[Message]:
@@ -63,14 +51,14 @@ def announced(actor: str, worker: str, epoch: int = 1, n_blocks: int = 1000) -> 
     )
 
 
-def admit(*dead: Address, name: str = "r", n_tokens: int = 40) -> Admit:
+def admit(*dead: Address, name: str = "r", n_tokens: int = 40, max_tokens: int = 4) -> Admit:
     return Admit(
         request_id=name,
         attempt=1,
         tokens=tuple(range(n_tokens)),
         n_prompt=n_tokens,
         sampling=Sampling(),
-        stopping=Stopping(max_tokens=4),
+        stopping=Stopping(max_tokens=max_tokens),
         gateway=GATEWAY,
         dead=dead,
     )
