@@ -201,6 +201,7 @@ class RouterActor:
         if self._queue.n_bytes + admit_bytes(message) > self._max_queue_bytes and not message.again:
             text = f"the requests that are waiting already take {self._queue.n_bytes >> 20} MiB; try again later"
             self._refuse(message, Overloaded(text, retry_after_s=1.0))
+            self._place_queued()  # of those that are known dead since, others may take the roles
             return
         self._queue.add(Queued(message, now_ns()))
         self._place_queued()

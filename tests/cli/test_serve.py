@@ -1,5 +1,6 @@
 """How `relay serve` begins and refuses: one clear line, no traceback."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ def test_ctrl_c_while_it_imports_leaves_no_traceback() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "relay", "serve", "nowhere.yaml"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT) as process:
         assert process.stderr is not None
+        fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4096)  # what it writes of each import holds it up once nobody reads
         for line in process.stderr:
             if "click.core" in line:
                 break
